@@ -1,7 +1,8 @@
 """Puts the packages into one package, `sluice.app`, and builds the C kernels; pyproject.toml has all other settings.
 
-The kernels are built during installation, so that the first start need not. A machine without a compiler gets the
-package without them: the server tries again at its start, and logs what is lost.
+The kernels are built during installation, so that the first start need not. A machine without a compiler, or with
+SLUICE_WITHOUT_KERNELS=1, gets the package without them: the server tries again at its start, and logs what is lost. No
+wheel is built if a compiler fails.
 """
 
 import os
@@ -12,13 +13,17 @@ from pathlib import Path
 from setuptools import Distribution, find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
+from setuptools.errors import CompileError
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))  # a build does not run in the package's directory
 
 from kernels.cpu.build import (  # noqa: E402
+    INSTALL_TIMEOUT_S,
     PREBUILT,
+    WITHOUT,
     BuildError,
+    NoCompilerError,
     build,
     build_kept,
     can_keep,
@@ -46,13 +51,19 @@ class BuildKernels(build_py):
         try:
             for old in folder.glob("kernels-*.so"):
                 old.unlink()
+            if os.environ.get(WITHOUT):
+                return self.warn(f"the C kernels are not built: {WITHOUT} is set")
             folder.mkdir(parents=True, exist_ok=True)
+            compiler = find_compiler()
             if can_keep():
-                shutil.copyfile(build_kept(find_compiler()), folder / prebuilt_name())
+                shutil.copyfile(build_kept(compiler, INSTALL_TIMEOUT_S), folder / prebuilt_name())
             else:
-                build(find_compiler(), folder / prebuilt_name())
+                build(compiler, folder / prebuilt_name(), timeout_s=INSTALL_TIMEOUT_S)
         except (BuildError, OSError) as error:
-            self.warn(f"the C kernels are not built: {error}")
+            reason = f"the C kernels are not built: {error}"
+            if not self.editable_mode and not isinstance(error, NoCompilerError):
+                raise CompileError(f"{reason}. Name another C compiler with CC, or set {WITHOUT}=1") from None
+            self.warn(reason)
 
 
 class PortableWheel(bdist_wheel):

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from messages.errors import BootError
-from runtime.special_tokens import read_fields, special_texts
+from runtime.special_tokens import read_fields, read_fields_of, special_texts
 
 TEMPLATE_FILE = "chat_template.jinja"
+OLD_FILE = "chat_template.json"
 MORE_TEMPLATES = "additional_chat_templates"
 DEFAULT = "default"
 
@@ -39,7 +40,8 @@ class ChatFiles:
 def read_chat_files(directory: str, template_file: str = "") -> ChatFiles:
     """Reads the chat files in `directory`, with the template in `template_file` instead of the model's, if given.
 
-    As in `transformers`, chat_template.jinja takes precedence over tokenizer_config.json. Raises `BootError` if
+    As in `transformers`, chat_template.jinja takes precedence over tokenizer_config.json, and that over the
+    chat_template.json of a model of images and text. Raises `BootError` if
     `template_file` cannot be read; unreadable files of the model are logged and ignored.
     """
     folder = Path(directory)
@@ -51,7 +53,8 @@ def read_chat_files(directory: str, template_file: str = "") -> ChatFiles:
             return ChatFiles({DEFAULT: Path(template_file).read_text(encoding="utf-8")}, tokens, own)
         except (OSError, UnicodeDecodeError) as error:
             raise BootError(f"the chat template {template_file} cannot be read: {error}") from error
-    return ChatFiles(_template_files(folder) or _templates_of(config) or {DEFAULT: PLAIN_TEMPLATE}, tokens, own)
+    templates = _template_files(folder) or _templates_of(config) or _templates_of(read_fields_of(folder / OLD_FILE))
+    return ChatFiles(templates or {DEFAULT: PLAIN_TEMPLATE}, tokens, own)
 
 
 def _template_files(folder: Path) -> dict[str, str]:

@@ -1,11 +1,14 @@
 """Reads the files of a model directory. Errors name the file and, if known, its actual content."""
 
 import json
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from messages.errors import BootError
+from messages.errors import BootError, SluiceError
 
 
 class WeightFiles(NamedTuple):
@@ -36,6 +39,8 @@ TEXT_ALONE: dict[str, dict[str, Any]] = {
 """Models of images and text whose language model is served alone, and fields that their config.json may lack."""
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
+log = logging.getLogger("sluice.runtime")
 
 
 def is_weight_file(name: str) -> bool:
@@ -79,6 +84,23 @@ def read_config(file: Path) -> dict[str, Any]:
         tied: fields.get(tied) or text.get(tied),
     }
     return {**TEXT_ALONE[name], **text, **fields, **own}
+
+
+@contextmanager
+def refused_errors(where: Path | str) -> Generator[None]:
+    """Raises `BootError` that names `where` for every exception in the block, which reads a model's files.
+
+    Files can be wrong in more ways than are checked one by one.
+    """
+    try:
+        yield
+    except SluiceError:
+        raise
+    except Exception as error:
+        log.debug("%s cannot be used", where, exc_info=True)
+        reason = next(iter(str(error).strip().splitlines()), "") or "no reason given"
+        text = f"{where}: cannot be used, it may be damaged: {type(error).__name__}: {reason:.300}"
+        raise BootError(f"{text} (--log-level debug shows where)") from error
 
 
 def find_other_content(file: Path) -> str | None:

@@ -6,7 +6,7 @@ from typing import Any, Literal, cast
 
 from messages.config.pooling import DenseFacts, PoolingFacts, PoolingKind
 from messages.errors import BootError, quoted
-from runtime.model_files import read_json, read_object
+from runtime.model_files import read_json, read_object, refused_errors
 
 OFFSET_TYPES = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet"})
 """Model types whose tables of positions begin with `pad_token_id` + 1 rows that no token uses."""
@@ -50,6 +50,7 @@ SCORE_ACTIVATIONS: dict[str, Literal["identity", "sigmoid", "softmax"]] = {
     "Softmax": "softmax",
 }
 
+SENTENCE_TRANSFORMERS_FILE = "config_sentence_transformers.json"
 IGNORED_MODULES = ("Dropout",)
 MODULE_ORDER = ("Transformer", "Pooling", "Dense", "Normalize", "LogitScore")
 SEQ_LENGTH_FILES = "sentence_*_config.json"
@@ -66,7 +67,7 @@ def read_pooling_facts(model_dir: Path, config: dict[str, Any]) -> PoolingFacts 
     """
     names = config.get("architectures")
     name = str(cast("list[object]", names)[0]) if isinstance(names, list) and names else ""
-    model_type = config.get("model_type")
+    model_type = str(config.get("model_type"))
     is_encoder = model_type in ENCODER_TYPES or config.get("use_bidirectional_attention") is True
     generates = not is_encoder and (not name or name.endswith(GENERATING))
     modules = _read_modules(model_dir)
@@ -76,8 +77,12 @@ def read_pooling_facts(model_dir: Path, config: dict[str, Any]) -> PoolingFacts 
     facts |= _read_prompts(model_dir)
     if name.endswith(CLASSIFIER):
         way = config.get("classifier_pooling", "cls") if is_encoder else "last"
-        activation = _score_activation(config)
+        if way not in ("cls", "mean", "last"):
+            raise BootError(f"config.json: classifier_pooling is {way!r:.60}; supported are cls and mean")
+        activation = _score_activation(model_dir, config)
+        is_regression = activation is None and config.get("problem_type") == "regression"
         facts |= {"kind": "classify", "pooling": way, "labels": _labels(config), "score_activation": activation}
+        facts |= {"is_regression": is_regression}
     positions = config.get("max_position_embeddings")
     if is_encoder and isinstance(positions, int):
         facts["num_positions"] = positions - count_unused_positions(config)
@@ -124,21 +129,26 @@ def _describe_modules(model_dir: Path, modules: list[tuple[str, str]], *, is_enc
     names = [name for name, _ in modules]
     fields: dict[str, Any] = {"kind": "embed" if "Pooling" in names else None, "normalizes": "Normalize" in names}
     for name, path in modules:
-        file = model_dir / path / "config.json"
-        if name == "Pooling":
-            fields["pooling"] = _pooling_of(read_object(file), file)
-        elif name == "Dense":
-            fields["dense"] = (*fields.get("dense", ()), _dense_of(read_object(file), file, path))
-        elif name == "LogitScore":
-            given = read_object(file)
-            ids = [given.get(key) for key in ("true_token_id", "false_token_id")]
-            fields["score_token_ids"] = tuple(each for each in ids if isinstance(each, int))
+        with refused_errors(file := model_dir / path / "config.json"):
+            _read_module(fields, name, path, file)
     return fields
+
+
+def _read_module(fields: dict[str, Any], name: str, path: str, file: Path) -> None:
+    """Adds what a module of this name decides."""
+    if name == "Pooling":
+        fields["pooling"] = _pooling_of(read_object(file), file)
+    elif name == "Dense":
+        fields["dense"] = (*fields.get("dense", ()), _dense_of(read_object(file), file, path))
+    elif name == "LogitScore":
+        given = read_object(file)
+        ids = [given.get(key) for key in ("true_token_id", "false_token_id")]
+        fields["score_token_ids"] = tuple(each for each in ids if isinstance(each, int))
 
 
 def _pooling_of(fields: dict[str, Any], file: Path) -> PoolingKind:
     modes = fields.get("pooling_mode") or [mode for flag, mode in OLD_MODES.items() if fields.get(flag)] or ["mean"]
-    modes = [modes] if isinstance(modes, str) else modes
+    modes: list[str] = [modes] if isinstance(modes, str) else [*map(str, modes)]
     if len(modes) != 1 or modes[0] not in POOLING_MODES:
         raise BootError(
             f"{file}: pooling by {_shown(modes)} is not supported; supported is one of {_shown(POOLING_MODES)}"
@@ -167,7 +177,7 @@ def _dense_of(fields: dict[str, Any], file: Path, directory: str) -> DenseFacts:
 
 
 def _read_prompts(model_dir: Path) -> dict[str, Any]:
-    file = model_dir / "config_sentence_transformers.json"
+    file = model_dir / SENTENCE_TRANSFORMERS_FILE
     if not file.is_file():
         return {}
     fields = read_object(file)
@@ -177,7 +187,7 @@ def _read_prompts(model_dir: Path) -> dict[str, Any]:
     prompts = {name: text or "" for name, text in given.items() if isinstance(text, str | None)}
     if len(prompts) != len(given):
         raise BootError(f"{file}: prompts is not an object of texts")
-    if default is not None and default not in prompts:
+    if default is not None and (not isinstance(default, str) or default not in prompts):
         raise BootError(
             f"{file}: default_prompt_name is {quoted(default)}, which is none of prompts: {_shown(prompts)}"
         )
@@ -185,7 +195,10 @@ def _read_prompts(model_dir: Path) -> dict[str, Any]:
         raise BootError(
             f"{file}: similarity_fn_name is {quoted(similarity)}; supported: cosine, dot, euclidean, manhattan"
         )
-    return {"prompts": prompts, "default_prompt": default, "similarity": similarity}
+    size = fields.get("truncate_dim") or 0
+    if type(size) is not int or not 0 <= size <= 1 << 20:
+        raise BootError(f"{file}: truncate_dim is {quoted(size)}, not a number of values")
+    return {"prompts": prompts, "default_prompt": default, "similarity": similarity, "truncate_dim": size}
 
 
 def _read_max_seq_length(model_dir: Path) -> int | None:
@@ -212,16 +225,18 @@ def _labels(config: dict[str, Any]) -> tuple[str, ...]:
     return tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(number))
 
 
-def _score_activation(config: dict[str, Any]) -> Literal["identity", "sigmoid", "softmax"] | None:
-    """Returns what config.json names, in the field of sentence-transformers or by the kind of problem."""
-    own = config.get("sentence_transformers")
+def _score_activation(model_dir: Path, config: dict[str, Any]) -> Literal["identity", "sigmoid", "softmax"] | None:
+    """Returns what a file of sentence-transformers names, in its version 5.4 another one, or the kind of problem."""
+    own, file = config.get("sentence_transformers"), model_dir / SENTENCE_TRANSFORMERS_FILE
     fields = cast("dict[str, Any]", own) if isinstance(own, dict) else {}
-    name = fields.get("activation_fn", config.get("sbert_ce_default_activation_function"))
+    given = read_object(file) if file.is_file() else {}
+    name = given.get("activation_fn", fields.get("activation_fn", config.get("sbert_ce_default_activation_function")))
     if name is not None:
-        return SCORE_ACTIVATIONS.get(str(name).rpartition(".")[2])
+        activation = SCORE_ACTIVATIONS.get(str(name).rpartition(".")[2])
+        if activation is None and str(name).startswith("torch."):
+            raise BootError(f"{model_dir}: activation_fn is {name!r:.60}; supported are {_shown(SCORE_ACTIVATIONS)}")
+        return activation  # without one, sentence-transformers runs no code of others and has its default
     match config.get("problem_type"):
-        case "regression":
-            return "identity"
         case "single_label_classification":
             return "softmax"
         case "multi_label_classification":

@@ -47,7 +47,7 @@ class TokenizerFields(NamedTuple):
 
 def read_fields(directory: Path) -> TokenizerFields:
     """Returns the fields of both files. A file that cannot be read is logged and ignored."""
-    return TokenizerFields(_read(directory / CONFIG_FILE), _read(directory / TOKENS_FILE))
+    return TokenizerFields(read_fields_of(directory / CONFIG_FILE), read_fields_of(directory / TOKENS_FILE))
 
 
 def special_texts(fields: TokenizerFields) -> dict[str, str]:
@@ -123,7 +123,8 @@ def _convert(value: Any, kind: Any, directory: Path, name: str) -> Any:
         raise BootError(f"{directory / CONFIG_FILE}: {name} does not name tokens: {error}") from None
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_fields_of(file: Path) -> dict[str, Any]:
+    """Returns the fields of a JSON file of a tokenizer, none if there is none; one that cannot be read is logged."""
     if not file.exists():
         return {}
     try:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from messages.errors import BootError
 from runtime.forked_process import is_fork
 from runtime.model_files import find_other_content
 from runtime.special_tokens import CONFIG_FILE, TOKENIZER_JSON, TokenizerJson, named_tokens
+from runtime.transformers_import import import_transformers
 
 T = TypeVar("T")
 
@@ -44,7 +46,7 @@ def load_tokenizer(
         if not _other_files(file.parent):
             raise FileNotFoundError(f"no {TOKENIZER_JSON}, nor any other file of a tokenizer")
         _keep_torch_out()
-        transformers: Any = import_module("transformers")  # takes 60 MB, which tokenizer.json saves
+        transformers = import_transformers()  # takes 60 MB, which tokenizer.json saves
         return from_transformers(
             transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         )
@@ -115,6 +117,13 @@ def _explain(file: Path, error: BaseException) -> str:
         return (
             f"no tokenizer: {file.parent} has no {TOKENIZER_JSON}, nor any of {', '.join(OTHER_FILES)}; specify "
             "another directory with --tokenizer"
+        )
+    needed = [name for name in present if name.endswith(".model")]
+    if needed and find_spec("sentencepiece") is None:
+        return (
+            f"no tokenizer: {file.parent} has no {TOKENIZER_JSON}, and {needed[0]} needs a package that is not "
+            "installed: pip install sentencepiece, or save the tokenizer as tokenizer.json (AutoTokenizer in "
+            "transformers, save_pretrained) into the directory"
         )
     return (
         f"no tokenizer: {file.parent} has no {TOKENIZER_JSON}, and transformers could not make one of "

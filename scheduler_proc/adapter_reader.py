@@ -6,7 +6,7 @@ from typing import Protocol
 
 from messages.errors import BootError, ErrorInfo
 from messages.ring.adapters import Adapter
-from runtime.adapter_files import AdapterError, read_files
+from runtime.adapter_files import AdapterError, read_digest
 from runtime.adapter_table import Table
 from runtime.background import BackgroundCalls
 
@@ -70,7 +70,7 @@ class AdapterReader:
 
 def _has_changed(adapter: Adapter) -> bool:
     try:
-        return read_files(adapter.path).digest != adapter.digest
+        return read_digest(adapter.path) != adapter.digest
     except AdapterError:
         return True
 

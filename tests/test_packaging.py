@@ -30,7 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         else:
             shutil.copytree(source, copy, ignore=shutil.ignore_patterns(*NOT_INSTALLED))
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"]
-    environment = {**os.environ, "CC": "false"}  # the kernels are not needed here
+    environment = {**os.environ, "SLUICE_WITHOUT_KERNELS": "1"}  # the kernels are not needed here
     subprocess.run([*command, str(folder / "wheels"), str(folder / "source")], check=True, env=environment, timeout=100)
     (wheel,) = (folder / "wheels").iterdir()
     assert re.fullmatch(r"sluice-[\d.]+-py3-none-manylinux_2_\d+_\w+\.whl", wheel.name)

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from stat import S_ISREG
 from typing import TypeVar
 
 import msgspec
@@ -119,7 +120,7 @@ class BatchStore:
 
     def find_file(self, file_id: str) -> FileRecord:
         record = _read(self._files, file_id, FileRecord)
-        if record is None or record.expires_at <= time.time():
+        if record is None or record.expires_at <= time.time() or not _is_plain(self.content(file_id)):
             raise _not_found("file", file_id)
         return record
 
@@ -142,7 +143,10 @@ class BatchStore:
         """Stores `record` under a new id; the owner of the lock finds it there."""
         record = msgspec.structs.replace(record, id=f"batch_{_new_hex()}")
         try:
-            os.link(self.content(record.input_file_id), self.input(record))
+            os.link(self.content(record.input_file_id), self.input(record), follow_symlinks=False)
+            if not _is_plain(self.input(record)):
+                self.input(record).unlink()
+                raise FileNotFoundError
         except FileNotFoundError:
             raise _not_found("file", record.input_file_id) from None
         try:
@@ -204,6 +208,9 @@ class BatchStore:
     def results(self, record: BatchRecord) -> tuple[Path, Path]:
         """The contents of output and error file, which become files of clients by `publish`."""
         output_id, error_id = _result_ids(record)
+        for path in (self.content(output_id), self.content(error_id)):
+            if path.is_symlink():
+                path.unlink()
         return self.content(output_id), self.content(error_id)
 
     def publish(self, record: BatchRecord, keep_s: int) -> tuple[str | None, str | None]:
@@ -270,10 +277,19 @@ def _read(folder: Path, name: str, kind: type[R]) -> R | None:
     """Returns the record, `None` if there is none that can be read."""
     if not _ID.match(name):
         return None
+    path = folder / f"{name}.json"
     try:
-        return msgspec.json.decode((folder / f"{name}.json").read_bytes(), type=kind)
+        return msgspec.json.decode(path.read_bytes(), type=kind) if _is_plain(path) else None
     except (FileNotFoundError, msgspec.DecodeError):
         return None
+
+
+def _is_plain(path: Path) -> bool:
+    """True for a file that is here itself: a link would serve, or overwrite, what is anywhere on this machine."""
+    try:
+        return S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def _write(path: Path, record: msgspec.Struct) -> None:
@@ -300,7 +316,7 @@ def _sync(path: Path) -> None:
 def _scan(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     for path in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):
-            yield path, path.stat()
+            yield path, path.lstat()
 
 
 def _not_found(kind: str, name: str) -> RequestError:

@@ -40,6 +40,8 @@ def class_activation(facts: PoolingFacts) -> Activation:
 
     For several labels that is softmax unless the files name another; for one label the same function makes its score.
     """
+    if facts.is_regression:
+        return "identity"
     if len(facts.labels) > 1:
         return "sigmoid" if facts.score_activation == "sigmoid" else "softmax"
     return facts.score_activation or "sigmoid"

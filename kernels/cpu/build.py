@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,6 +20,11 @@ SOURCE = Path(__file__).parent / "source"
 PREBUILT = Path(__file__).parent / "prebuilt"
 COMPILERS = ("cc", "gcc", "clang")
 COMPILE_TIMEOUT_S = 300.0
+INSTALL_TIMEOUT_S = 3600.0
+"""During an installation nothing waits for a server."""
+
+WITHOUT = "SLUICE_WITHOUT_KERNELS"
+"""The environment variable that makes an installation build no kernels."""
 
 FLAGS = [
     *("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math"),
@@ -36,6 +42,10 @@ RUNTIME_UNITS = ("runtime", "crew", "team")
 
 class BuildError(Exception):
     """The kernels cannot be built here. The text gives the reason in a few lines at most."""
+
+
+class NoCompilerError(BuildError):
+    """There is no C compiler."""
 
 
 def built_isas() -> list[str]:
@@ -75,7 +85,7 @@ def find_compiler() -> list[str]:
     for name in COMPILERS:
         if path := shutil.which(name):
             return [path]
-    raise BuildError(f"there is no C compiler ({', '.join(COMPILERS)})")
+    raise NoCompilerError(f"there is no C compiler ({', '.join(COMPILERS)})")
 
 
 def prebuilt_name() -> str:
@@ -95,15 +105,16 @@ def build(
     target: Path,
     extra_flags: Sequence[str] = (),
     tell: Callable[[float], None] = lambda fraction: None,
+    timeout_s: float = COMPILE_TIMEOUT_S,
 ) -> None:
-    """Builds the library at `target`, which appears in one atomic move. Raises `BuildError`.
+    """Builds the library at `target`, which appears in one atomic move. Raises `BuildError`, also after `timeout_s`.
 
     `tell` is called with the fraction of the compilation that is done, up to 1.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
-            objects = _compile(compiler, Path(scratch), extra_flags, tell)
+            objects = _compile(compiler, Path(scratch), extra_flags, tell, timeout_s)
             library = Path(scratch) / "kernels.so"
             _run([*compiler, "-shared", *extra_flags, "-o", str(library), *objects, "-lm"])
             library.replace(target)
@@ -133,10 +144,10 @@ def build_once(path: Path, build_it: Callable[[], None]) -> None:
         raise BuildError(f"{path.parent}: {error.strerror or error}") from None
 
 
-def build_kept(compiler: Sequence[str]) -> Path:
+def build_kept(compiler: Sequence[str], timeout_s: float = COMPILE_TIMEOUT_S) -> Path:
     """Returns the kept library, after building it if it does not exist. Raises `BuildError`."""
     path = library_path(compiler)
-    build_once(path, lambda: build(compiler, path))
+    build_once(path, lambda: build(compiler, path, timeout_s=timeout_s))
     return path
 
 
@@ -148,7 +159,11 @@ def _source_key() -> "hashlib._Hash":
 
 
 def _compile(
-    compiler: Sequence[str], scratch: Path, extra_flags: Sequence[str], tell: Callable[[float], None]
+    compiler: Sequence[str],
+    scratch: Path,
+    extra_flags: Sequence[str],
+    tell: Callable[[float], None],
+    timeout_s: float,
 ) -> list[str]:
     """Compiles in parallel for the instruction sets that the compiler supports; returns the object files."""
     units = [(name, ["-c", str(SOURCE / f"{name}.c")]) for name in RUNTIME_UNITS]
@@ -165,14 +180,15 @@ def _compile(
     running = [
         subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for command in commands
     ]
+    end_s = time.monotonic() + timeout_s
     try:
         for num_done, (command, compiling) in enumerate(zip(commands, running, strict=True), start=1):
-            _, messages = compiling.communicate(timeout=COMPILE_TIMEOUT_S)
+            _, messages = compiling.communicate(timeout=max(0.0, end_s - time.monotonic()))
             if compiling.returncode != 0:
                 raise BuildError(f"{command[0]} failed: {_first_lines(messages)}")
             tell(num_done / len(commands))
     except subprocess.TimeoutExpired:
-        raise BuildError(f"{compiler[0]} took more than {COMPILE_TIMEOUT_S:g} s") from None
+        raise BuildError(f"{compiler[0]} took more than {timeout_s:g} s") from None
     finally:
         for compiling in running:
             compiling.kill()
@@ -184,8 +200,11 @@ def _compile(
 
 def _knows(compiler: Sequence[str], flags: Sequence[str]) -> bool:
     """True if the compiler accepts these flags; those for tiles came with GCC 11."""
-    command = [*compiler, *flags, "-E", "-x", "c", os.devnull]
-    return subprocess.run(command, capture_output=True, timeout=COMPILE_TIMEOUT_S, check=False).returncode == 0
+    try:
+        _run([*compiler, *flags, "-E", "-x", "c", os.devnull])
+    except BuildError:
+        return False
+    return True
 
 
 def _run(command: Sequence[str]) -> str:

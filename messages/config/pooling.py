@@ -48,6 +48,10 @@ class PoolingFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The model has a language-model head."""
     num_positions: int | None = None
     """Longest input that an encoder's table of positions allows."""
+    truncate_dim: int = 0
+    """The first values of a vector that are its answer if a request names no `dimensions`; 0: all."""
+    is_regression: bool = False
+    """The outputs of the classification head are numbers, not logits of labels."""
 
 
 def choose_dtype(asked: DtypeFlag, pooling: PoolingFacts | None) -> DtypeFlag:

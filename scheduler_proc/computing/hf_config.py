@@ -1,7 +1,7 @@
 """A model's config.json, read with errors that name the field."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
@@ -132,6 +132,11 @@ class HfConfig:
     def overridden(self, by: "HfConfig") -> "HfConfig":
         """Returns these fields with those of `by` in place of fields of the same names."""
         return HfConfig(self._fields | by._fields, by._where)
+
+    def with_old_names(self, names: Mapping[str, str]) -> "HfConfig":
+        """Returns these fields, also under the new names of those with old ones."""
+        renamed = {new: self._fields[old] for old, new in names.items() if old in self._fields}
+        return HfConfig(renamed | self._fields, self._where)
 
     def refuse(self, name: str, value: object, reason: str) -> BootError:
         """Returns the error for a well-formed value that this server does not support."""

@@ -13,7 +13,9 @@ from msgspec.structs import replace
 from messages.config.pooling import choose_dtype
 from messages.config.server import Config, DraftFacts
 from messages.errors import BootError
+from runtime.model_files import refused_errors
 from runtime.numa import file_of_group
+from runtime.transformers_import import import_transformers
 from scheduler_proc.computing.backends.backend import Backend, ModelParts, Place, RunnerFactory
 from scheduler_proc.computing.backends.cpu.cores import find_share
 from scheduler_proc.computing.backends.cpu.weight_memory import WeightMemory
@@ -195,7 +197,8 @@ def load_model(
     `ranks_file`. Raises `BootError`, also for a model that they cannot divide.
     """
     place = Place(engine, rank, ranks_file)
-    model = _load(config, report, place, weights_file, is_shared_only=False)
+    with refused_errors(config.facts.model_dir):
+        model = _load(config, report, place, weights_file, is_shared_only=False)
     assert model is not None
     return model
 
@@ -207,7 +210,8 @@ def find_shared_model(config: Config, report: Report, engine: int, weights_file:
     """
     if weights_file is None or config.facts.draft is not None or not find_backend(config.model).keeps_memory:
         return None
-    model = _load(config, report, Place(engine), weights_file, is_shared_only=True)
+    with refused_errors(config.facts.model_dir):
+        model = _load(config, report, Place(engine), weights_file, is_shared_only=True)
     return None if model is None else model.warmed_up(report)
 
 
@@ -279,16 +283,18 @@ def measure_model(config: Config, drafted_bytes: int = 0) -> tuple[int, PageSize
         draft_facts = replace(draft_config.facts, draft=None)
         weight_bytes, draft_sizes = measure_model(replace(draft_config, facts=draft_facts))
         drafted_bytes = draft_sizes.page_bytes
-    hf_config = read_hf_config(Path(config.facts.model_dir))
-    backend, family = find_backend(config.model), find_family(hf_config)
-    flags = replace(config.model, dtype=choose_dtype(config.model.dtype, config.facts.pooling))
-    placement = backend.find_placement(flags, config.cache, hf_config)
-    backend.load_kernels(lambda *_: None)  # formats depend on them
-    checkpoint = open_checkpoint(config)
-    shard = Shard(describe(config, family, hf_config, lambda: checkpoint))
-    limits = limit_steps(config, backend.default_step_tokens, pages_per_context(config))
-    sizes = size_pages(config, shard.own, placement, limits, find_window(config, shard.own), drafted_bytes)
-    return weight_bytes + count_bytes(family, shard, checkpoint, placement), sizes
+    with refused_errors(config.facts.model_dir):
+        hf_config = read_hf_config(Path(config.facts.model_dir))
+        backend, family = find_backend(config.model), find_family(hf_config)
+        flags = replace(config.model, dtype=choose_dtype(config.model.dtype, config.facts.pooling))
+        placement = backend.find_placement(flags, config.cache, hf_config)
+        backend.load_kernels(lambda *_: None)  # formats depend on them
+        checkpoint = open_checkpoint(config)
+        shard = Shard(describe(config, family, hf_config, lambda: checkpoint))
+        limits = limit_steps(config, backend.default_step_tokens, pages_per_context(config))
+        sizes = size_pages(config, shard.own, placement, limits, find_window(config, shard.own), drafted_bytes)
+        weight_bytes += count_bytes(family, shard, checkpoint, placement)
+    return weight_bytes, sizes
 
 
 def _place(
@@ -319,10 +325,9 @@ def _load_with_transformers(
         raise BootError("--lora, --max-loras: adapters need a model family of ours, not transformers' code")
     if config.scheduling.speculative == "mtp":
         raise no_mtp_head(config)
-    if config.model.num_lora_slots and not is_draft:
-        raise BootError("--lora, --max-loras: no adapters for a model that transformers' code computes")
     report("importing transformers", None)
     import_fake_tensors()
+    import_transformers()
     # Imported here: it takes seconds, and other models do not need it.
     from scheduler_proc.computing.transformers_model.loading import load_decoder
 

@@ -7,7 +7,7 @@ import msgspec
 from messages.config.server import ModelConfig, ModelFacts
 from messages.errors import UsageError
 from messages.ring.adapters import Adapter
-from runtime.adapter_files import AdapterError, read_files
+from runtime.adapter_files import AdapterError, read_digest
 from runtime.adapter_table import Table, write_table
 
 
@@ -27,7 +27,7 @@ def add_adapters(facts: ModelFacts, model: ModelConfig, run_dir: Path) -> ModelF
             raise UsageError(f"--lora: two models would have the name {name!r}")
         path = str(Path(directory).expanduser().absolute())
         try:
-            table[name] = Adapter(name, path, read_files(path).digest)
+            table[name] = Adapter(name, path, read_digest(path))
         except AdapterError as error:
             raise UsageError(f"--lora {name}: {error}") from None
     file = str(run_dir / "adapters")

@@ -7,7 +7,7 @@ from messages.config.pooling import PoolingFacts
 from messages.config.server import ModelConfig, ModelFacts
 from messages.errors import BootError, UsageError, quoted
 from runtime.chat_files import read_chat_files
-from runtime.model_files import read_config, read_object
+from runtime.model_files import read_config, read_object, refused_errors
 from runtime.pooling_files import read_pooling_facts
 from runtime.special_tokens import find_token_id, read_fields, special_texts
 from supervisor.model.sampling_defaults import find_sampling_defaults
@@ -28,6 +28,11 @@ def read_model_facts(model: ModelConfig, model_dir: Path, tokenizer_dir: Path, n
     Raises `BootError` for a directory that holds no readable model, `UsageError` for a `--max-model-len` that the
     model cannot serve.
     """
+    with refused_errors(model_dir):
+        return _read_facts(model, model_dir, tokenizer_dir, name)
+
+
+def _read_facts(model: ModelConfig, model_dir: Path, tokenizer_dir: Path, name: str) -> ModelFacts:
     config_file = model_dir / "config.json"
     if not config_file.is_file():
         raise BootError(f"{model_dir} contains no model: there is no config.json in it")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from messages.ring.adapters import Adapter
-from runtime.adapter_files import AdapterError, read_files
+from runtime.adapter_files import AdapterError, open_files, read_digest
 from runtime.adapter_table import change_table, read_table, write_table
 
 CONFIG = {"peft_type": "LORA", "r": 8}
@@ -16,16 +16,31 @@ CONFIG = {"peft_type": "LORA", "r": 8}
 def save(directory: Path, weights: bytes = b"tensors", config: object = CONFIG) -> str:
     directory.mkdir(exist_ok=True)
     (directory / "adapter_config.json").write_text(json.dumps(config))
-    (directory / "adapter_model.safetensors").write_bytes(weights)
+    (directory / "adapter_model.safetensors").write_bytes(file_of(weights, weights=("U8", [len(weights)])))
     return str(directory)
 
 
+def file_of(data: bytes, **tensors: tuple[str, list[int]]) -> bytes:
+    """Returns a file of safetensors in which all tensors have the offsets of `data`."""
+    fields = {
+        name: {"dtype": dtype, "shape": shape, "data_offsets": [0, len(data)]}
+        for name, (dtype, shape) in tensors.items()
+    }
+    header = json.dumps(fields).encode()
+    return len(header).to_bytes(8, "little") + header + data
+
+
 def test_the_digest_is_that_of_the_contents(tmp_path: Path):
-    first = read_files(save(tmp_path / "a"))
-    assert first == read_files(save(tmp_path / "b")), "the directory is no part of it"
-    assert (first.config, first.weights) == (CONFIG, b"tensors")
-    others = [read_files(save(tmp_path / "a", b"tensorz")), read_files(save(tmp_path / "a", config={**CONFIG, "r": 9}))]
-    assert len({first.digest, *(other.digest for other in others)}) == 3
+    first = read_digest(save(tmp_path / "a"))
+    assert first == read_digest(save(tmp_path / "b")), "the directory is no part of it"
+    with open_files(str(tmp_path / "b")) as files:
+        assert (files.config, list(files.read())) == (CONFIG, [("weights", b"tensors")])
+        assert files.digest() == first, "whether or not the values have been read"
+    others = [
+        read_digest(save(tmp_path / "a", b"tensorz")),
+        read_digest(save(tmp_path / "a", config={**CONFIG, "r": 9})),
+    ]
+    assert len({first, *others}) == 3
 
 
 def without(directory: Path, *names: str) -> Path:
@@ -80,7 +95,41 @@ def with_config(directory: Path, text: str) -> Path:
 )
 def test_what_is_no_adapter_is_refused(tmp_path: Path, make, words: str):
     with pytest.raises(AdapterError, match=words):
-        read_files(str(make(tmp_path)))
+        read_digest(str(make(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        (file_of(b"1234", a=("F32", [1]), b=("F32", [1])), "its bytes are not those of its shape"),
+        (file_of(b"1234", a=("F32", [2])), "its bytes are not those of its shape"),
+        (file_of(b"", a=("F32", [1 << 47, 1 << 47])), "its bytes are not those of its shape"),
+        (file_of(b"", a=("F32", [-1])), "not one of safetensors"),
+        (file_of(b"1234", a=("F32", [1])) + b"5", "the file has 5 for them"),
+        (file_of(b"1234", a=("F32", [1]))[:-1], "the file has 3 for them"),
+        (file_of(b"1234", a=("Q4", [1])), "the number format 'Q4' is not supported"),
+        (file_of(b"", **{f"t{index}": ("U8", [0]) for index in range(1 << 17)}), "131072 tensors"),
+        ((1 << 40).to_bytes(8, "little") + b"{}", "damaged or too large"),
+    ],
+    ids=["overlap", "short", "endless", "negative", "more", "less", "format", "many", "header"],
+)
+def test_a_header_that_is_not_that_of_the_file_is_refused(tmp_path: Path, weights: bytes, words: str):
+    save(tmp_path)
+    (tmp_path / "adapter_model.safetensors").write_bytes(weights)
+    with pytest.raises(AdapterError, match=words):
+        read_digest(str(tmp_path))
+
+
+def test_a_huge_sparse_file_is_refused_by_its_size(tmp_path: Path):
+    """Its header is that of the whole file; nothing of a terabyte is read."""
+    save(tmp_path)
+    size = 1 << 40
+    header = json.dumps({"a": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    with (tmp_path / "adapter_model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + size)
+    with pytest.raises(AdapterError, match="supported are 17179869184"):
+        read_digest(str(tmp_path))
 
 
 def test_a_table_is_replaced_at_once_and_seen_by_all(tmp_path: Path):

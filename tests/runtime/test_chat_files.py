@@ -22,6 +22,13 @@ def test_the_template_of_the_configuration(tmp_path: Path) -> None:
     assert read_chat_files(str(tmp_path)).templates == {"default": "é"}
 
 
+def test_a_template_in_the_file_of_a_processor_counts_if_there_is_no_other(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "p"}), encoding="utf-8")
+    assert read_chat_files(str(tmp_path)).templates == {"default": "p"}
+    write_config(tmp_path, chat_template="a")
+    assert read_chat_files(str(tmp_path)).templates == {"default": "a"}
+
+
 def test_several_templates_of_the_configuration(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}, 5]
     write_config(tmp_path, chat_template=named)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from extras.embeddings.heads import class_activation
 from messages.config.pooling import DenseFacts, PoolingFacts, choose_dtype
 from messages.errors import BootError
 from runtime.pooling_files import read_pooling_facts
@@ -124,6 +125,34 @@ def test_labels_of_cross_encoders(tmp_path: Path, fields: dict[str, Any], expect
     facts = read(tmp_path, {**config, "max_position_embeddings": 514, **fields}, {})
     assert (facts.kind, facts.pooling, facts.num_positions) == ("classify", "cls", 512)
     assert (facts.labels, facts.score_activation) == expected
+
+
+def test_what_newer_versions_of_sentence_transformers_write(tmp_path: Path):
+    """Since 5.4 the function of scores is in a file of its own, and goes before config.json's."""
+    own = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    config = BERT | {"architectures": ["BertForSequenceClassification"], "num_labels": 1}
+    config |= {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}
+    facts = read(tmp_path, config, {"config_sentence_transformers.json": own})
+    assert (facts.score_activation, class_activation(facts)) == ("identity", "identity")
+    for name, words in (("torch.nn.modules.activation.Tanh", "activation_fn is .*Tanh"), ("own.Code", None)):
+        write(tmp_path, {"config_sentence_transformers.json": {"activation_fn": name}})
+        if words is None:
+            assert class_activation(read(tmp_path, config, {})) == "sigmoid", "its code is not run"
+            continue
+        with pytest.raises(BootError, match=words):
+            read_pooling_facts(tmp_path, config)
+    assert read(tmp_path, BERT, {"config_sentence_transformers.json": {"truncate_dim": 256}}).truncate_dim == 256
+    with pytest.raises(BootError, match="truncate_dim is -1"):
+        read(tmp_path, BERT, {"config_sentence_transformers.json": {"truncate_dim": -1}})
+
+
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_regression_has_numbers_and_no_probabilities(tmp_path: Path, num_labels: int):
+    config = BERT | {"architectures": ["BertForSequenceClassification"], "num_labels": num_labels}
+    assert class_activation(read(tmp_path, config | {"problem_type": "regression"}, {})) == "identity"
+    named = {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}
+    expected = "identity" if num_labels == 1 else "softmax"
+    assert class_activation(read(tmp_path, config | named, {})) == expected
 
 
 def test_without_files_encoders_have_the_mean(tmp_path: Path):

@@ -10,7 +10,7 @@ import pytest
 from messages.errors import BootError
 from messages.ring.adapters import Adapter
 from messages.ring.requests import SamplingParams
-from runtime.adapter_files import read_files
+from runtime.adapter_files import read_digest
 from runtime.adapter_table import write_table
 from scheduler_proc.offline import OfflineEngine, Output
 from tests.checkpoints import make_config
@@ -33,7 +33,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def adapters(model_dir: Path) -> list[Adapter]:
     paths = [write_adapter(model_dir.parent / f"adapter-{seed}", model_dir, seed) for seed in range(NUM_ADAPTERS)]
-    return [Adapter(f"a{index}", path, read_files(path).digest) for index, path in enumerate(paths)]
+    return [Adapter(f"a{index}", path, read_digest(path)) for index, path in enumerate(paths)]
 
 
 def params_of(adapter: Adapter | None, max_tokens: int = 16, **params: Any) -> SamplingParams:
@@ -105,9 +105,9 @@ def test_pages_from_a_disk_tier_are_those_of_the_same_adapter(model_dir, adapter
 
 def test_other_contents_in_the_directory_fail_a_request_alone(model_dir, adapters, expected, tmp_path):
     path = write_adapter(tmp_path / "changing", model_dir, 7)
-    old = Adapter("old", path, read_files(path).digest)
+    old = Adapter("old", path, read_digest(path))
     write_adapter(tmp_path / "changing", model_dir, 0)
-    new = Adapter("new", path, read_files(path).digest)
+    new = Adapter("new", path, read_digest(path))
     engine = OfflineEngine(make_config(model_dir, max_loras=2))
     outputs = engine.generate(PROMPTS[:3], [params_of(old), params_of(new), params_of(None)])
     error = outputs[0].error or pytest.fail("it has no error")
@@ -119,7 +119,7 @@ def test_other_contents_in_the_directory_fail_a_request_alone(model_dir, adapter
 def test_rows_continue_with_their_adapter_while_its_files_and_its_name_go(model_dir, adapters, tmp_path, expected):
     """Once it is in memory, nothing reads the files again."""
     path = write_adapter(tmp_path / "gone", model_dir, 0)
-    adapter = Adapter("gone", path, read_files(path).digest)
+    adapter = Adapter("gone", path, read_digest(path))
     engine = OfflineEngine(make_config(model_dir, max_loras=1))
     engine.generate(PROMPTS[:1], [params_of(adapter, 1)])
     Path(path, "adapter_model.safetensors").unlink()
@@ -141,7 +141,7 @@ def test_an_unusable_adapter_ends_the_start_and_one_that_has_gone_does_not(model
     config_file = Path(path, "adapter_config.json")
     config_file.write_text(config_file.read_text().replace('"r": 4', '"r": 5'))
     with pytest.raises(BootError, match=r"--lora bad: .*lora_A"):
-        start_with(model_dir, Adapter("bad", path, read_files(path).digest), tmp_path / "table")
+        start_with(model_dir, Adapter("bad", path, read_digest(path)), tmp_path / "table")
     engine = start_with(model_dir, Adapter("gone", str(tmp_path / "gone"), "00"), tmp_path / "table")
     assert generate(engine, [None])[0] == expected[-1]
     (output,) = engine.generate(PROMPTS[:1], [params_of(Adapter("gone", str(tmp_path / "gone"), "00"))])

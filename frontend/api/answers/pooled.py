@@ -119,7 +119,9 @@ def resolve(pooling: Pooling | None, facts: ModelFacts) -> Pooling:
     normalizes = pooling.normalizes
     if normalizes is None:
         normalizes = known.normalizes and pooling.kind == "embed"
-    return msgspec.structs.replace(pooling, normalizes=normalizes, way=known.pooling, is_whole=known.is_encoder)
+    size = pooling.dimensions or (known.truncate_dim if pooling.kind == "embed" else 0)
+    own = {"dimensions": size, "way": known.pooling, "is_whole": known.is_encoder}
+    return msgspec.structs.replace(pooling, normalizes=normalizes, **own)
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from frontend.service import Service
 from messages.errors import ErrorInfo, RequestError, bad_request, quoted
 from messages.ring.adapters import Adapter
 from messages.ring.requests import SamplingParams
-from runtime.adapter_files import AdapterError, read_files
+from runtime.adapter_files import AdapterError, read_digest
 from runtime.adapter_table import Table, change_table, read_table
 
 MAX_BODY_BYTES = 65536
@@ -62,11 +62,10 @@ class AdapterApi:
         body = self._load_decoder.decode(await read_body(request, MAX_BODY_BYTES))
         self._check_new(body, self._read_table())
         try:
-            files = await asyncio.to_thread(read_files, body.lora_path)
+            digest = await asyncio.to_thread(read_digest, body.lora_path)
         except AdapterError as error:
             raise bad_request(f"lora_path: {error}", "lora_path") from None
-        adapter = Adapter(body.lora_name, body.lora_path, files.digest)
-        del files
+        adapter = Adapter(body.lora_name, body.lora_path, digest)
         await self._check_in_scheduler(adapter, trace_of(request.scope).request_id)
 
         def enter(table: Table) -> None:

@@ -15,7 +15,9 @@ from kernels.formats.registry import BLOCK_FORMATS, QUANTIZING
 from kernels.formats.weight_format import Rows, Weight, WeightFormat
 from kernels.operations.dequantize_blocks import dequantize_blocks, has_finite_scales
 from messages.errors import BootError
+from runtime.model_files import refused_errors
 from scheduler_proc.computing.loading.formats import Conversions, choose_format
+from scheduler_proc.computing.loading.quantized.stored_linear import FLOATS
 from scheduler_proc.computing.loading.sources.tensor_file import NUMBERS, StoredTensor, with_whole_heads
 from scheduler_proc.computing.model.blocks.head import HEAD
 from scheduler_proc.computing.model.blocks.weights import Weights
@@ -37,6 +39,9 @@ MAX_NAMES_SHOWN = 6
 DUMMY_STD = 0.02
 BYTES_AT_ONCE = 16 << 20
 """The bytes of blocks that are packed at a time, after which their memory is released."""
+
+QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".absmax", ".SCB", "_blocks")
+"""Ends of the names of tensors that are read only as a part of a quantized weight."""
 
 VALUES_AT_ONCE = 1 << 18
 """The number of values that are read from blocks at a time: they stay in the caches until they are stored."""
@@ -161,16 +166,23 @@ def load_weights(
         if tuple(tensor.shape) != shape:
             wrong_shapes.append(f"{name}: expected {list(shape)}, got {list(tensor.shape)}")
             continue
+        if isinstance(tensor, Tensor) and tensor.dtype not in (*FLOATS, torch.float64):
+            raise BootError(
+                f"{name} is {str(tensor.dtype).removeprefix('torch.')}, and config.json has no quantization_config "
+                "that gives its meaning"
+            )
         for source in sources[name]:
             of_target = pieces.setdefault(source.target, {})
-            of_target[source.first_row] = rows_of(name, tensor, source)
+            with refused_errors(f"{checkpoint.files[name]}: {name}"):
+                of_target[source.first_row] = rows_of(name, tensor, source)
             missing_rows[source.target] -= source.num_rows
             if missing_rows[source.target] == 0:
                 of_target = pieces.pop(source.target)
                 try:
-                    shard_weights.add(source.target, [of_target[first_row] for first_row in sorted(of_target)])
-                except ValueError as error:
-                    raise _damaged(source.target, sources, of_target) from error
+                    with refused_errors(f"{checkpoint.files[name]}: {name}"):
+                        shard_weights.add(source.target, [of_target[first_row] for first_row in sorted(of_target)])
+                except BootError as error:
+                    raise _find_damage(source.target, sources, of_target) or error from error.__cause__
         report("loading weights", num_done / len(sources))
     if wrong_shapes:
         raise BootError(f"weights do not fit config.json: {_shorten(wrong_shapes, '; ')}")
@@ -226,13 +238,13 @@ def _multiply(name: str, rows: Rows, factors: RowFactors) -> Tensor:
     return values.float() * each[:, None]
 
 
-def _damaged(target: str, sources: Sources, pieces: Mapping[int, Rows]) -> BootError:
+def _find_damage(target: str, sources: Sources, pieces: Mapping[int, Rows]) -> BootError | None:
     """Returns the error of a parameter with scales that are NaN or infinite, which names the tensor."""
     for name, source in _with_names(sources):
         rows = pieces[source.first_row] if source.target == target else None
         if isinstance(rows, BlockRows) and not has_finite_scales(rows):
             return _bad_scales(name, rows)
-    raise AssertionError("no blocks of the parameter have such a scale")
+    return None
 
 
 def _bad_scales(name: str, rows: BlockRows) -> BootError:
@@ -304,8 +316,10 @@ def _find_sources(shard: Shard, family: Family, checkpoint: "Checkpoint") -> Sou
     missing = [*dict.fromkeys(source.name for source in sources if source.name not in present)]
     if missing:
         there = _shorten(sorted(present - {source.name for source in sources})) or "no others"
+        is_quantized = any(name.endswith(QUANTIZED) for name in present)
+        why = " (quantized weights, but config.json has no quantization_config)" * is_quantized
         raise BootError(
-            f"the checkpoint lacks {len(missing)} of {len(sources)} tensors: {_shorten(missing)}; it has {there}"
+            f"the checkpoint lacks {len(missing)} of {len(sources)} tensors: {_shorten(missing)}; it has {there}{why}"
         )
     found: dict[str, list[Source]] = {}
     for source in sources:

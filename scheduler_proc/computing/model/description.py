@@ -326,6 +326,10 @@ class ModelDescription:
     num_ranks: int = 1
     mtp: LayerDescription | None = None
 
+    def __post_init__(self) -> None:
+        if all(layer.attention is None and layer.recurrent is None for layer in self.layers):
+            raise BootError("config.json: no layer has attention or a recurrent block, so no token would read others")
+
     @property
     def vocab_part(self) -> int:
         """Entries of the vocabulary per rank; the last rank may have fewer, and padding."""

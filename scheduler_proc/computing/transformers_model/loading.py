@@ -36,6 +36,8 @@ def load_decoder(config: Config, placement: Placement, report: Report) -> Transf
     _refuse_unknown(read_hf_config(model_dir), config.model.model_impl)
     with _refused_errors():
         hf_config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
+        # A config.json can name implementations, such as kernels of the hub ("owner/repo"), also for its parts.
+        hf_config._attn_implementation, hf_config._experts_implementation = "eager", None
         _refuse_model(hf_config, max_model_len)
         report("loading weights with transformers", None)
         module = _load(hf_config, config, placement).eval().requires_grad_(False)

@@ -56,6 +56,30 @@ def test_a_file_is_found_listed_and_deleted(store: BatchStore):
         assert error.value.info.status == 404
 
 
+def test_links_in_the_directory_are_not_followed(store: BatchStore, tmp_path: Path):
+    """They neither show nor change a file elsewhere, and count as themselves."""
+    secret = tmp_path / "secret"
+    secret.write_text("s" * 20_000)
+    listed, asked = upload(store), upload(store)
+    store.content(asked).unlink()
+    store.content(asked).symlink_to(secret)
+    record = store.content(listed).with_suffix(".json")
+    record.rename(tmp_path / "record")
+    record.symlink_to(tmp_path / "record")
+    for file_id in (asked, listed):
+        with pytest.raises(RequestError, match="there is no file"):
+            store.find_file(file_id)
+    batch = make_batch(store)
+    with pytest.raises(RequestError, match="there is no file"):
+        store.add_batch(msgspec.structs.replace(batch, input_file_id=asked))
+    for path in store.results(batch):
+        path.symlink_to(secret)
+    assert not any(path.is_symlink() for path in store.results(batch))
+    with closing(store.begin_upload()) as content:
+        content.reserve(5000)
+    assert secret.read_text() == "s" * 20_000
+
+
 def test_only_this_user_may_read_it(store: BatchStore):
     for folder in (store.content("x").parent, store.input(make_batch(store)).parent):
         assert folder.stat().st_mode & 0o77 == 0

@@ -144,7 +144,33 @@ def test_an_install_takes_the_library_that_is_kept(
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"kept")
     assert build_kept(compiler) == path
-    copy = tmp_path / "checkout"
+    copy = copy_for_setup(tmp_path / "checkout")
+    subprocess.run(BUILD_PY, cwd=copy, check=True, capture_output=True, timeout=60)
+    (installed,) = copy.glob("build/lib*/sluice/app/kernels/cpu/prebuilt/kernels-*.so")
+    assert installed.read_bytes() == b"kept"
+
+
+BUILD_PY = [sys.executable, "setup.py", "--quiet", "build_py"]
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_compiler_that_fails_or_hangs_builds_no_package_without_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = copy_for_setup(tmp_path / "checkout")
+    take_compiler(tmp_path / "cc", '[ "$1" = --version ] || { echo "no such header" >&2; exit 1; }', monkeypatch)
+    done = subprocess.run(BUILD_PY, cwd=copy, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "no such header. Name another C compiler with CC, or set SLUICE_WITHOUT_KERNELS=1" in done.stderr
+    monkeypatch.setenv("SLUICE_WITHOUT_KERNELS", "1")
+    subprocess.run(BUILD_PY, cwd=copy, check=True, capture_output=True, timeout=60)
+    take_compiler(tmp_path / "cc", 'case "$*" in *" -E "*|--version) ;; *) exec sleep 60;; esac', monkeypatch)
+    with pytest.raises(BuildError, match=r"took more than 0\.1 s"):
+        build([str(tmp_path / "cc")], tmp_path / "kernels.so", timeout_s=0.1)
+
+
+def copy_for_setup(copy: Path) -> Path:
+    """Returns a checkout of what setup.py needs to build the kernels."""
     for name in (
         "kernels/cpu/source",
         "kernels/cpu/build.py",
@@ -156,10 +182,7 @@ def test_an_install_takes_the_library_that_is_kept(
         (copy / name).symlink_to(ROOT / name)
     for name in ("setup.py", "pyproject.toml", "README.md", "launch.py"):
         shutil.copy(ROOT / name, copy)
-    command = [sys.executable, "setup.py", "--quiet", "build_py"]
-    subprocess.run(command, cwd=copy, check=True, capture_output=True, timeout=60)
-    (installed,) = copy.glob("build/lib*/sluice/app/kernels/cpu/prebuilt/kernels-*.so")
-    assert installed.read_bytes() == b"kept"
+    return copy
 
 
 def test_a_broken_library_of_the_install_is_built_again(no_prebuilt: Path, caplog: pytest.LogCaptureFixture) -> None:

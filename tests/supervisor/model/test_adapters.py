@@ -7,7 +7,7 @@ import pytest
 from messages.config.server import ModelConfig, ModelFacts
 from messages.errors import UsageError
 from messages.ring.adapters import Adapter
-from runtime.adapter_files import read_files
+from runtime.adapter_files import read_digest
 from runtime.adapter_table import read_table
 from supervisor.model.adapters import add_adapters
 from tests.runtime.test_adapter_files import save
@@ -20,7 +20,7 @@ def test_the_table_has_the_adapters_of_the_flags(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     model = ModelConfig(lora=(f"poems={path}", "also=poems"))
     facts = add_adapters(FACTS, model, tmp_path)
-    digest = read_files(path).digest
+    digest = read_digest(path)
     assert read_table(facts.adapter_table) == {
         "poems": Adapter("poems", path, digest),
         "also": Adapter("also", path, digest),

@@ -2,11 +2,12 @@
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from runtime.adapter_files import AdapterError
+from scheduler_proc.computing.loading.module_patterns import MAX_PATTERNS, PatternError, first_matches
 
 UNSUPPORTED = {
     "use_dora": "DoRA changes the magnitudes of weights",
@@ -40,8 +41,7 @@ OWN_BASE = (
 PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 """How training may have begun (`init_lora_weights`) so that the base model's weights are still its own."""
 
-MAX_PATTERNS, MAX_PATTERN_CHARS, MAX_REPEATS = 4096, 200, 3
-REPEATED_GROUP, REPEAT = re.compile(r"\)[*+?{]"), re.compile(r"[*+{]")
+PLAIN_KEY = re.compile(r"\^?[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,19 @@ class PeftConfig:
     alpha_pattern: Mapping[str, float]
     ties_tables: bool
 
+    def of_modules(self, modules: Collection[str]) -> "PeftConfig":
+        """Returns the configuration with patterns that are names of these modules. Raises `AdapterError`."""
+        ranks, alphas = (
+            _by_module(name, pattern, modules)
+            for name, pattern in (("rank_pattern", self.rank_pattern), ("alpha_pattern", self.alpha_pattern))
+        )
+        return replace(self, rank_pattern=ranks, alpha_pattern=alphas)
+
     def rank_of(self, module: str) -> int:
-        return self.rank_pattern.get(_find_pattern(self.rank_pattern, module), self.rank)
+        return self.rank_pattern.get(module, self.rank)
 
     def scale_of(self, module: str) -> float:
-        alpha, rank = (
-            self.alpha_pattern.get(_find_pattern(self.alpha_pattern, module), self.alpha),
-            self.rank_of(module),
-        )
+        alpha, rank = self.alpha_pattern.get(module, self.alpha), self.rank_of(module)
         return alpha / (math.sqrt(rank) if self.has_root_scale else rank)
 
 
@@ -106,21 +111,32 @@ def _read_number(fields: Mapping[str, Any], name: str) -> Any:
 
 
 def _read_pattern(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Returns numbers by regular expression. Python's may take for ever: those with repeated groups are refused."""
     pattern = fields.get(name) or {}
     if not isinstance(pattern, dict) or len(pattern) > MAX_PATTERNS:
         raise AdapterError(f"adapter_config.json: {name} is not an object of up to {MAX_PATTERNS} numbers")
     for key in pattern:
         _read_number(pattern, key)
-        try:
-            re.compile(key)
-        except (re.error, OverflowError, RecursionError) as error:
-            raise AdapterError(f"adapter_config.json: {name}: {key!r:.60} is no regular expression: {error}") from None
-        if len(key) > MAX_PATTERN_CHARS or REPEATED_GROUP.search(key) or len(REPEAT.findall(key)) > MAX_REPEATS:
-            raise AdapterError(f"adapter_config.json: {name}: {key!r:.60} is too complex; name the modules")
     return pattern
 
 
-def _find_pattern(patterns: Mapping[str, Any], module: str) -> str:
-    """Returns the first pattern that matches the end of a module's name, as PEFT does, or the name."""
-    return next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), module)
+def _by_module(field: str, pattern: Mapping[str, float], modules: Collection[str]) -> dict[str, Any]:
+    """Returns the numbers of a field by module: that of the first key that matches the end of its name, as in PEFT.
+
+    Mostly keys are names or their ends; only other keys are used as regular expressions.
+    """
+    if all(PLAIN_KEY.fullmatch(key) for key in pattern):
+        order = {key: index for index, key in enumerate(pattern)}
+        ends = {module: [key for key in _ends_of(module) if key in order] for module in modules}
+        return {module: pattern[min(keys, key=order.__getitem__)] for module, keys in ends.items() if keys}
+    try:
+        found = first_matches([rf"(.*\.)?({key})$" for key in pattern], modules)
+    except PatternError as error:
+        raise AdapterError(f"adapter_config.json: {field}: {error}") from None
+    numbers = list(pattern.values())
+    return {module: numbers[index] for module, index in found.items()}
+
+
+def _ends_of(module: str) -> list[str]:
+    """Returns the name and what follows each of its dots; with ^ a key is a whole name."""
+    words = module.split(".")
+    return [f"^{module}", *(".".join(words[first:]) for first in range(len(words)))]

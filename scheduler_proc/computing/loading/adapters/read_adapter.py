@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
 from messages.config.server import ModelConfig
-from runtime.adapter_files import AdapterError, read_files
+from runtime.adapter_files import AdapterError, AdapterFiles, TensorEntry, open_files
 from scheduler_proc.computing.loading.adapters.peft_config import PeftConfig, read_peft_config
 from scheduler_proc.computing.loading.adapters.targets import SegmentSource, Targets, find_targets
 from scheduler_proc.computing.loading.checkpoint import usual_name
@@ -25,9 +23,10 @@ from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.family import Family
 from scheduler_proc.computing.placement import Placement
 
-MAX_HEADER_BYTES = 16 << 20
-LENGTH_BYTES = 8
 MAX_NAMES_SHOWN = 4
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES |= {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
+"""Floating-point numbers by their names in safetensors."""
 
 WRAPPED = re.compile(r"^base_model\.model\.")
 PART = re.compile(r"(?P<module>.+)\.(?P<part>lora_(?:embedding_)?[AB])(?:\.(?!weight$|bias$)\w+)?(?:\.weight)?")
@@ -42,12 +41,15 @@ TIED_BY_PEFT = "embed_tokens"
 
 COPIES = (".base_layer", ".original_module")
 
+MERGE = "merge the adapter into the model (PEFT's merge_and_unload) and serve that"
 ODD_PARTS = {
     ".lora_magnitude_vector": "the magnitudes of DoRA",
     ".lora_B.bias": "biases of updates",
     ".token_adapter.": "embeddings of single tokens",
     ".experts.": "experts",
     "vera_": "VeRA",
+    "norm": f"trained norms; {MERGE}",
+    ".ln_": f"trained norms; {MERGE}",
 }
 """Parts of the names of tensors that are not supported, and what these tensors are."""
 
@@ -57,21 +59,27 @@ class _Module:
     """The tensors of one module, and its name in the adapter."""
 
     name: str
+    stored: dict[str, str] = field(default_factory=dict)
+    """The names of tensors by their part: `lora_A`, `lora_B` or `WHOLE`."""
     parts: dict[str, Tensor] = field(default_factory=dict)
-    """`lora_A`, `lora_B` or `WHOLE`."""
 
 
 def read_adapter(path: str, targets: Targets, dtype: torch.dtype, max_rank: int) -> HostAdapter:
     """Returns the adapter in the directory `path`, with its values in `dtype`. Raises `AdapterError`.
 
-    It can run in any thread. An update that is zero takes no memory.
+    It can run in any thread. No values are read before the shapes of all tensors have been compared with the model's.
     """
-    files = read_files(path)
-    config = read_peft_config(files.config, max_rank)
-    modules = _sort_tensors(_load_tensors(files.weights), targets)
+    with open_files(path) as files:
+        config = read_peft_config(files.config, max_rank)
+        modules = _sort_tensors(files.tensors, targets)
+        config = config.of_modules([module.name for module in modules.values()])
+        for name, module in modules.items():
+            _check_module(name, module, files.tensors, config, targets)
+        _read_values(files, modules)
+        digest = files.digest()
     linears: dict[str, list[LowRank | None]] = {}
     for name in sorted(modules.keys() - {targets.embedding, targets.head}):
-        update = _make_update(modules[name], config, *targets.sizes(name))
+        update = _make_update(modules[name], config)
         for segment in targets.segments[name]:
             updates = linears.setdefault(segment.linear, [None] * len(targets.linears[segment.linear].ends))
             updates[segment.segment] = _cut(name, update, segment, dtype)
@@ -85,23 +93,13 @@ def read_adapter(path: str, targets: Targets, dtype: torch.dtype, max_rank: int)
     if not any(update is not None for update in found):
         raise AdapterError("adapter_model.safetensors has no tensors")
     rank = max((len(update.a) for update in found if isinstance(update, LowRank)), default=0)
-    return HostAdapter(files.digest, rank, linears, *tables)
+    return HostAdapter(digest, rank, linears, *tables)
 
 
-def _load_tensors(data: bytes) -> Mapping[str, Tensor]:
-    header_bytes = int.from_bytes(data[:LENGTH_BYTES], "little")
-    if header_bytes > min(MAX_HEADER_BYTES, len(data) - LENGTH_BYTES):
-        raise AdapterError(f"adapter_model.safetensors: its header of {header_bytes} bytes is damaged or too large")
-    try:
-        return load(data)
-    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
-        reason = str(error).strip().split("\n", 1)[0]
-        raise AdapterError(f"adapter_model.safetensors: is cut off or damaged: {reason:.200}") from None
-
-
-def _sort_tensors(tensors: Mapping[str, Tensor], targets: Targets) -> dict[str, _Module]:
+def _sort_tensors(tensors: Mapping[str, TensorEntry], targets: Targets) -> dict[str, _Module]:
     """Returns the tensors by module, in the names of `targets`. Refuses those that belong to none."""
     modules: dict[str, _Module] = {}
+    copies = _Module("copies of the model's own values")
     unknown: list[str] = []
     tables = targets.embedding, targets.head
     for name, tensor in tensors.items():
@@ -116,33 +114,62 @@ def _sort_tensors(tensors: Mapping[str, Tensor], targets: Targets) -> dict[str, 
             unknown.append(name)
             continue
         if part is None:
-            _check_shape(name, tensor, _table_shape(targets))
+            _check_table(name, tensor, targets)
         if table is not None and table["kind"] in COPIES:
-            continue
-        parts = modules.setdefault(module, _Module(own_name)).parts
-        if parts.setdefault(part["part"].replace("embedding_", "") if part else WHOLE, tensor) is not tensor:
+            stored, key = copies.stored, f"{module}{table['kind']}"
+        else:
+            stored = modules.setdefault(module, _Module(own_name)).stored
+            key = part["part"].replace("embedding_", "") if part else WHOLE
+        if stored.setdefault(key, name) != name:
             raise AdapterError(f"{name}: there are two tensors for the same part of {own_name}")
     if unknown:
         raise AdapterError(_explain_unknown(unknown))
     return modules
 
 
+def _check_module(
+    name: str, module: _Module, tensors: Mapping[str, TensorEntry], config: PeftConfig, targets: Targets
+) -> None:
+    """Raises `AdapterError` if the tensors of a module are missing, or are not of the model's shapes."""
+    entries = {part: tensors[stored] for part, stored in module.stored.items()}
+    for entry in entries.values():
+        if entry.dtype not in DTYPES:
+            raise AdapterError(f"{name}: its values are {entry.dtype}; only floating-point numbers are supported")
+    if WHOLE in entries:
+        if len(entries) > 1:
+            raise AdapterError(f"{name}: it has both a whole matrix and an update")
+        return
+    if missing := sorted({"lora_A", "lora_B"} - entries.keys()):
+        raise AdapterError(f"{module.name}: {missing[0]} is missing")
+    rank = config.rank_of(module.name)
+    if name == targets.embedding:  # its update is that of the transposed matrix
+        num_in, num_out = _table_shape(targets)
+    else:
+        num_out, num_in = _table_shape(targets) if name == targets.head else reversed(targets.sizes(name))
+    _check_shape(f"{module.name}: lora_A", entries["lora_A"], (rank, num_in))
+    _check_shape(f"{module.name}: lora_B", entries["lora_B"], (num_out, rank))
+
+
+def _read_values(files: AdapterFiles, modules: Mapping[str, _Module]) -> None:
+    """Reads the values of all modules."""
+    places = {stored: (module, part) for module in modules.values() for part, stored in module.stored.items()}
+    for name, data in files.read():
+        if name in places:
+            (module, part), entry = places[name], files.tensors[name]
+            module.parts[part] = torch.frombuffer(data, dtype=DTYPES[entry.dtype]).view(entry.shape)
+
+
 def _explain_unknown(names: list[str]) -> str:
     reasons = {reason for part, reason in ODD_PARTS.items() if any(part in name for name in names)}
-    why = f" ({', '.join(sorted(reasons))} cannot be served)" if reasons else ""
+    why = f" (not supported: {', '.join(sorted(reasons))})" if reasons else ""
     more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
     shown = ", ".join(name[:120] for name in sorted(names)[:MAX_NAMES_SHOWN])
     return f"adapter_model.safetensors: tensors that this model has no place for: {shown}{more}{why}"
 
 
-def _make_update(module: _Module, config: PeftConfig, num_in: int, num_out: int) -> LowRank:
+def _make_update(module: _Module, config: PeftConfig) -> LowRank:
     """Returns the update of a module as it is stored; its outputs are in the checkpoint's order."""
-    if missing := sorted({"lora_A", "lora_B"} - module.parts.keys()):
-        raise AdapterError(f"{module.name}: {missing[0]} is missing")
-    rank, (a_RI, b_OR) = config.rank_of(module.name), (module.parts[part] for part in ("lora_A", "lora_B"))
-    _check_shape(f"{module.name}: lora_A", a_RI, (rank, num_in))
-    _check_shape(f"{module.name}: lora_B", b_OR, (num_out, rank))
-    return LowRank(a_RI, b_OR.T, config.scale_of(module.name))
+    return LowRank(module.parts["lora_A"], module.parts["lora_B"].T, config.scale_of(module.name))
 
 
 def _cut(module: str, update: LowRank, segment: SegmentSource, dtype: torch.dtype) -> LowRank:
@@ -157,29 +184,33 @@ def _read_table(name: str, module: _Module | None, config: PeftConfig, targets: 
     if module is None:
         return None
     if WHOLE in module.parts:
-        if len(module.parts) > 1:
-            raise AdapterError(f"{name}: it has both a whole matrix and an update")
         return _cast(name, module.parts[WHOLE], dtype)
-    sizes = _table_shape(targets)
-    if name == targets.head:
-        a_RE, b_RV, scale = _make_update(module, config, *reversed(sizes))
-    else:  # its update is that of the transposed matrix
-        b_RV, a_RE, scale = _make_update(module, config, *sizes)
-    return LowRank(_cast(name, a_RE, dtype), _cast(name, b_RV, dtype), scale)
+    a_RI, b_RO, scale = _make_update(module, config)
+    if name == targets.embedding:
+        a_RI, b_RO = b_RO, a_RI
+    return LowRank(_cast(name, a_RI, dtype), _cast(name, b_RO, dtype), scale)
 
 
 def _table_shape(targets: Targets) -> tuple[int, int]:
     return targets.model.vocab_size, targets.model.hidden_size
 
 
-def _check_shape(name: str, tensor: Tensor, shape: Iterable[int]) -> None:
-    if tuple(tensor.shape) != tuple(shape):
+def _check_table(name: str, tensor: TensorEntry, targets: Targets) -> None:
+    vocab_size, size = _table_shape(targets)
+    if tensor.shape[1:] == (size,) and tensor.shape[0] != vocab_size:
+        raise AdapterError(
+            f"{name}: expected {[vocab_size, size]}, got {list(tensor.shape)}: its vocabulary was resized in training; "
+            f"{MERGE}"
+        )
+    _check_shape(name, tensor, (vocab_size, size))
+
+
+def _check_shape(name: str, tensor: TensorEntry, shape: Iterable[int]) -> None:
+    if tensor.shape != tuple(shape):
         raise AdapterError(f"{name}: expected {list(shape)}, got {list(tensor.shape)}: it is not of this model")
 
 
 def _cast(module: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    if not tensor.dtype.is_floating_point:
-        raise AdapterError(f"{module}: its values are {tensor.dtype}; only floating-point numbers are supported")
     values = tensor.to(dtype)
     if not bool(values.isfinite().all()):
         raise AdapterError(f"{module}: some values are NaN or infinite in {str(dtype).removeprefix('torch.')}")

@@ -4,6 +4,7 @@ Shape legend: O outputs, I inputs, B bytes, K blocks of the flat weight.
 """
 
 import json
+from collections.abc import Collection
 from math import ceil, prod
 from typing import Any, cast
 
@@ -28,7 +29,7 @@ class BitsAndBytes:
         | {"weight.nested_absmax", "weight.nested_quant_map"}
     )
 
-    def __init__(self, config: HfConfig):
+    def __init__(self, config: HfConfig, modules: Collection[str]):
         pass
 
     def find_weight(self, linear: StoredLinear) -> LinearWeight:

@@ -3,7 +3,7 @@
 Shape legend: O outputs, I inputs, G groups of inputs, B bytes.
 """
 
-import re
+from collections.abc import Collection
 from math import ceil
 
 import torch
@@ -17,7 +17,7 @@ from scheduler_proc.computing.loading.quantized.stored_linear import (
     INT32,
     LinearWeight,
     StoredLinear,
-    compile_pattern,
+    match_modules,
     read_group_size,
 )
 
@@ -32,6 +32,8 @@ FORMATS = (
     "dense",
 )
 SIGN_BIT = 128
+PATTERN, CLASS = "re:", "Linear"
+"""What begins a target that is a regular expression, and the class of all modules here."""
 
 
 class CompressedTensors:
@@ -42,7 +44,7 @@ class CompressedTensors:
         | {"weight_global_scale"}
     )
 
-    def __init__(self, config: HfConfig):
+    def __init__(self, config: HfConfig, modules: Collection[str]):
         groups = config.section("config_groups")
         if groups is None:
             raise config.refuse("config_groups", None, "it has to name the quantized modules")
@@ -54,9 +56,12 @@ class CompressedTensors:
         transforms = (config.section("transform_config") or nothing).section("config_groups") or nothing
         if transforms.sections():
             raise config.refuse("transform_config", "config_groups", "transforms of activations are not supported")
-        self._targets = [
-            (_compile(group, target), group) for group in self._groups for target in group.texts("targets")
-        ]
+        targets = [(target, index) for index, group in enumerate(self._groups) for target in group.texts("targets")]
+        patterns = [(target.removeprefix(PATTERN), index) for target, index in targets if target.startswith(PATTERN)]
+        found = match_modules(groups, "targets", [pattern for pattern, _ in patterns], [*modules, CLASS])
+        self._group_of = {name: patterns[index][1] for name, index in found.items()}
+        for target, index in targets:
+            self._group_of[target] = min(index, self._group_of.get(target, index))
 
     def find_weight(self, linear: StoredLinear) -> LinearWeight:
         weight = linear.tensors.get("weight_packed", linear.tensors.get("weight"))
@@ -78,16 +83,10 @@ class CompressedTensors:
 
     def _find_settings(self, module: str) -> HfConfig:
         """Returns those of the weights in the module's group: one that names it goes before one of its class."""
-        for is_class in (False, True):
-            for pattern, group in self._targets:
-                if pattern.fullmatch("Linear") if is_class else pattern.match(module):
-                    return group.section("weights") or HfConfig({})
-        raise BootError(f"quantization_config: config_groups has no targets for {module}, which is quantized")
-
-
-def _compile(group: HfConfig, target: str) -> re.Pattern[str]:
-    is_pattern = target.startswith("re:")
-    return compile_pattern(group, target.removeprefix("re:") if is_pattern else re.escape(target) + r"\Z")
+        index = self._group_of.get(module, self._group_of.get(CLASS))
+        if index is None:
+            raise BootError(f"quantization_config: config_groups has no targets for {module}, which is quantized")
+        return self._groups[index].section("weights") or HfConfig({})
 
 
 def _read_groups(linear: StoredLinear, settings: HfConfig, shape: tuple[int, int], bits: int) -> Groups:

@@ -3,6 +3,8 @@
 Shape legend: O outputs, I inputs, G groups of inputs, W words of an output.
 """
 
+from collections.abc import Collection
+
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.loading.quantized.integer_codes import Groups, integer_weight, unpack_words
 from scheduler_proc.computing.loading.quantized.stored_linear import (
@@ -10,7 +12,7 @@ from scheduler_proc.computing.loading.quantized.stored_linear import (
     INT32,
     LinearWeight,
     StoredLinear,
-    compile_pattern,
+    match_modules,
     read_group_size,
 )
 
@@ -22,17 +24,19 @@ class Gptq:
 
     endings = frozenset({"qweight", "qzeros", "scales", "g_idx"})
 
-    def __init__(self, config: HfConfig):
+    def __init__(self, config: HfConfig, modules: Collection[str]):
         # The first format stores zero points less 1.
         self._zero_offset = int(config.choice("checkpoint_format", ("gptq", "gptq_v2"), "gptq") == "gptq")
         self._config = config
         dynamic = config.section("dynamic") or HfConfig({})
         # "-:" begins the patterns of modules that are not quantized.
-        self._of_modules = [
-            (compile_pattern(dynamic, pattern.removeprefix("+:")), fields)
+        others = {
+            pattern.removeprefix("+:"): fields
             for pattern, fields in dynamic.sections().items()
             if not pattern.startswith("-:")
-        ]
+        }
+        self._others = list(others.values())
+        self._found = match_modules(config, "dynamic", list(others), modules)
         self._settings_of("")
 
     def find_weight(self, linear: StoredLinear) -> LinearWeight:
@@ -50,6 +54,6 @@ class Gptq:
     def _settings_of(self, module: str) -> tuple[int, int, bool]:
         """Returns bits, group size, and whether groups are of inputs in any order."""
         config = self._config
-        fields = next((fields for pattern, fields in self._of_modules if pattern.match(module)), None)
-        config = config if fields is None else config.overridden(fields)
+        if module in self._found:
+            config = config.overridden(self._others[self._found[module]])
         return config.choice("bits", BITS), read_group_size(config), config.flag("desc_act", False)

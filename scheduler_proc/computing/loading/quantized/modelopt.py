@@ -1,5 +1,7 @@
 """NVIDIA's ModelOpt: FP8 with one scale, and NVFP4 whose groups' scales have a scale of their own."""
 
+from collections.abc import Collection
+
 import torch
 
 from scheduler_proc.computing.hf_config import HfConfig
@@ -12,7 +14,7 @@ class Modelopt:
 
     endings = frozenset({"weight", "weight_scale", "weight_scale_2"})
 
-    def __init__(self, config: HfConfig):
+    def __init__(self, config: HfConfig, modules: Collection[str]):
         config.choice("quant_algo", ("FP8", "NVFP4", "MIXED_PRECISION"))
 
     def find_weight(self, linear: StoredLinear) -> LinearWeight:

@@ -3,6 +3,8 @@
 Shape legend: X experts, O outputs of an expert, N blocks of 32 inputs, B = 16 bytes of a block.
 """
 
+from collections.abc import Collection
+
 import torch
 
 from kernels.arguments.block_rows import BlockRows
@@ -20,7 +22,7 @@ class Mxfp4:
 
     endings = frozenset({BLOCKS, SCALES})
 
-    def __init__(self, config: HfConfig):
+    def __init__(self, config: HfConfig, modules: Collection[str]):
         """Nothing in the config matters: the names of tensors show what is quantized."""
 
     def find_weight(self, linear: StoredLinear) -> LinearWeight:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from messages.errors import BootError
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.loading.checkpoint import Checkpoint
 from scheduler_proc.computing.loading.quantized.stored_linear import (
     FLOATS,
@@ -32,14 +33,15 @@ class QuantizedCheckpoint(Checkpoint):
     Raises `BootError` for tensors that are missing or do not fit their `quantization_config`.
     """
 
-    def __init__(self, checkpoint: Checkpoint, name: str, method: QuantizationMethod):
-        self.paths, self._checkpoint, self._name, self._method = checkpoint.paths, checkpoint, name, method
+    def __init__(self, checkpoint: Checkpoint, name: str, method: type[QuantizationMethod], config: HfConfig):
+        self.paths, self._checkpoint, self._name = checkpoint.paths, checkpoint, name
         parts: dict[str, dict[str, str]] = {}
         for tensor_name in checkpoint.files:
             for weight, ending in _splits(tensor_name):
                 if ending in method.endings:
                     parts.setdefault(weight, {})[tensor_name] = ending
         self._parts = {weight: part for weight, part in parts.items() if set(part.values()) != {WEIGHT}}
+        self._method = method(config, [weight.removesuffix(f".{WEIGHT}") for weight in self._parts])
         hidden = {part for linear in self._parts.values() for part in linear}
         hidden |= {name for name in checkpoint.files if name.rpartition(".")[2] in NOT_NEEDED}
         self.files = {name: file for name, file in checkpoint.files.items() if name not in hidden}

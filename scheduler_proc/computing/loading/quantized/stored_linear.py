@@ -3,8 +3,7 @@
 Shape legend: O outputs, I inputs.
 """
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from kernels.arguments.block_rows import BlockRows
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.loading.module_patterns import PatternError, first_matches
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 INT32 = (torch.int32,)
@@ -95,7 +95,9 @@ class QuantizationMethod(Protocol):
     """Endings of tensors' names, after the module's name and a dot, or after the weight's if they begin with a line. A
     module is quantized if it has one of them that is not "weight"."""
 
-    def __init__(self, config: HfConfig): ...
+    def __init__(self, config: HfConfig, modules: Collection[str]):
+        """`modules`: the names of the quantized modules."""
+        ...
 
     def find_weight(self, linear: StoredLinear) -> LinearWeight:
         """Checks all tensors except the values of codes. Raises `BootError` that names a tensor."""
@@ -110,9 +112,9 @@ def read_group_size(config: HfConfig) -> int:
         return config.count("group_size")
 
 
-def compile_pattern(config: HfConfig, pattern: str) -> re.Pattern[str]:
-    """Raises `BootError` for a field that is not a regular expression."""
+def match_modules(config: HfConfig, field: str, patterns: Sequence[str], modules: Collection[str]) -> Mapping[str, int]:
+    """Returns, by module, the index of the first pattern that matches it. Raises `BootError` for bad patterns."""
     try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise config.refuse("a pattern", pattern, f"it is not a regular expression ({error})") from None
+        return first_matches(patterns, modules)
+    except PatternError as error:
+        raise config.refuse(field, list(patterns), str(error)) from None

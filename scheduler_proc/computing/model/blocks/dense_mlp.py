@@ -33,6 +33,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
 class Block:
     def __init__(self, layer: str, mlp: DenseMlpDescription, weights: Weights, parallel: ParallelGroup):
         self._sizes = mlp.in_size, mlp.size
+        self._is_gated = mlp.is_gated
         self._activate = ACTIVATIONS.get(mlp.activation)
         self._linear_in = pop_linear(weights, f"{layer}.mlp_in", GELUS.get(mlp.activation))
         self._linear_out = pop_row_parallel(weights, f"{layer}.mlp_out", parallel)
@@ -41,5 +42,5 @@ class Block:
         in_size, size = self._sizes
         inner = self._linear_in(normed_TE, rows, fit(room.inner, in_size))
         if self._activate is not None:
-            inner = self._activate(inner, fit(room.gated, size))
+            inner = self._activate(inner, fit(room.gated, size) if self._is_gated else None)
         return self._linear_out(inner, rows, room.update)

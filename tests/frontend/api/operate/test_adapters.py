@@ -14,7 +14,7 @@ from messages.errors import ErrorInfo
 from messages.ring.adapters import Adapter
 from messages.ring.cache import CacheExplained, ExplainCache
 from messages.ring.requests import TokenizeMsg
-from runtime.adapter_files import read_files
+from runtime.adapter_files import read_digest
 from runtime.adapter_table import change_table, write_table
 from tests.frontend.frontend_run import FACTS, Call, FrontendRun, final, make_config
 from tests.runtime.test_adapter_files import save
@@ -44,7 +44,7 @@ def load(run: FrontendRun, name: str, path: str, error: ErrorInfo | None = None,
     asked = run.ask("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path, **fields})
     message = run.take_request()
     params = message.sampling_params
-    assert (params.max_tokens, params.adapter) == (0, Adapter(name, path, read_files(path).digest))
+    assert (params.max_tokens, params.adapter) == (0, Adapter(name, path, read_digest(path)))
     run.send(final(message, finish_reason="error", error=error) if error else final(message))
     reply = asked.response()
     return reply.status_code, reply.text
@@ -70,7 +70,7 @@ def generate(run: FrontendRun, path: str, body: dict[str, Any]) -> TokenizeMsg:
 def test_an_adapter_is_served_in_every_api_until_it_is_unloaded(run: FrontendRun, folder: Path):
     path = save(folder / "poems")
     assert load(run, "poems", path) == (200, "Success: LoRA adapter 'poems' added successfully.")
-    adapter = Adapter("poems", path, read_files(path).digest)
+    adapter = Adapter("poems", path, read_digest(path))
     for url, body in {
         "/generate": {"prompt": "hi"},
         "/v1/completions": {"prompt": "hi", "cache_salt": "tenant"},
@@ -102,7 +102,7 @@ def test_an_adapter_is_served_in_every_api_until_it_is_unloaded(run: FrontendRun
 def test_the_model_has_no_namespace_of_an_adapter_whatever_its_clients_send(run: FrontendRun, folder: Path):
     path = save(folder / "salted")
     load(run, "salted", path)
-    digest = read_files(path).digest
+    digest = read_digest(path)
     salts = [
         generate(run, "/generate", {"prompt": "hi", "model": model, "cache_salt": salt}).sampling_params.cache_salt
         for model in ("m", "salted")

@@ -1,17 +1,22 @@
 """What transformers' code cannot serve here is refused by name, before the server starts."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
 from safetensors.torch import load_file, save_file
+from transformers.utils.import_utils import KERNELS_MIN_VERSION
 
 from messages.errors import BootError
 from scheduler_proc.computing.load_runner import load_runner
 from tests.checkpoints import CONTEXT, MLA, VOCAB_SIZE, build_checkpoint, make_config
 
+ROOT = Path(__file__).parents[4]
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "max_position_embeddings": CONTEXT,
@@ -101,3 +106,22 @@ def test_missing_weights(tmp_path: Path) -> None:
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(BootError, match=r"1 missing_keys: gpt_neox.layers.1.attention.dense.weight"):
         start(tmp_path, "gpt_neox", load_format="auto")
+
+
+def test_no_kernels_of_the_hub_are_used_whatever_is_installed_or_named(tmp_path: Path) -> None:
+    """With a distribution `kernels`, transformers would import its names from our package."""
+    build_checkpoint(tmp_path / "model", "gpt_neox")
+    config_file = tmp_path / "model" / "config.json"
+    named = dict.fromkeys(("attn_implementation", "experts_implementation"), "owner/repo")
+    config_file.write_text(json.dumps(json.loads(config_file.read_text()) | named))
+    facts = tmp_path / "site" / f"kernels-{KERNELS_MIN_VERSION}.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: kernels\nVersion: {KERNELS_MIN_VERSION}\n")
+    (facts / "top_level.txt").write_text("kernels\n")
+    code = f"from {__name__} import start, Path; start(Path({str(tmp_path / 'model')!r}), '', load_format='auto')"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path / "site")))}
+    plain = "from transformers.utils import is_kernels_available; print(is_kernels_available())"
+    runs = [[sys.executable, "-c", each] for each in (plain, code)]
+    done = [subprocess.run(run, env=environment, cwd=ROOT, check=False, capture_output=True, text=True) for run in runs]
+    assert done[0].stdout == "True\n", "transformers takes it for Hugging Face's"
+    assert (done[1].returncode, done[1].stderr[-400:]) == (0, "")

@@ -190,6 +190,8 @@ def test_random_weights_are_not_quantized(folders: tuple[Path, Path]) -> None:
     ("method", "changes", "complaint"),
     [
         ("awq", {"quant_method": "aqlm"}, r'quant_method is "aqlm": supported is awq, bitsandbytes, '),
+        ("awq", {"quant_method": "hqq"}, "otherwise serve the model's unquantized safetensors, or a GGUF file of it"),
+        ("awq", {"quant_method": None}, "quantization_config is .*: of an unknown kind; serve the model's unquantized"),
         ("awq", {"quant_method": 5}, "quant_method must be a text, not 5"),
         ("awq", {"bits": 3}, "bits is 3: supported is 4"),
         ("awq", {"bits": None}, "bits is missing"),
@@ -201,7 +203,9 @@ def test_random_weights_are_not_quantized(folders: tuple[Path, Path]) -> None:
         ("gptq", {"bits": 5}, "bits is 5: supported is 2, 3, 4, 8"),
         ("gptq", {"bits": 8}, r"model\.layers\.0\.mlp\.gate_proj\."),
         ("gptq", {"checkpoint_format": "marlin"}, 'checkpoint_format is "marlin": supported is gptq, gptq_v2'),
-        ("gptq", {"dynamic": {"+:(": {"bits": 8}}}, r'a pattern is "\(": it is not a regular expression'),
+        ("gptq", {"dynamic": {"+:(": {"bits": 8}}}, r"dynamic is \[\"\(\"\]: '\(': it is not a regular expression"),
+        ("gptq", {"dynamic": {"(.+)+!": {}}}, r"'\(\.\+\)\+!': .* needs more than 5 s of CPU time"),
+        ("gptq", {"dynamic": {"x{65000}{65000}{65000}": {}}}, r"it is not a regular expression|more than"),
         ("gptq", {"dynamic": None}, r"model\.layers\.0\.mlp\.down_proj\.scales: expected"),
         ("compressed-tensors", {"config_groups": None}, "config_groups is null"),
         ("compressed-tensors", {"format": "marlin-24"}, 'format is "marlin-24": supported is pack-quantized'),
@@ -209,8 +213,9 @@ def test_random_weights_are_not_quantized(folders: tuple[Path, Path]) -> None:
         (
             "compressed-tensors",
             {"config_groups": {"group_0": {"targets": ["re:("]}}},
-            r'a pattern is "\(": it is not a regular expression',
+            r"targets is \[\"\(\"\]: '\(': it is not a regular expression",
         ),
+        ("compressed-tensors", {"config_groups": {"0": {"targets": ["re:(.+)+!"]}}}, r"'\(\.\+\)\+!': .* 5 s of CPU"),
         (
             "compressed-tensors",
             {"sparsity_config": {"format": "sparse-24-bitmask"}},
@@ -241,6 +246,7 @@ def _nan_like(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
     ("method", "name", "tensor", "complaint"),
     [
         ("awq", f"{Q_PROJ}.scales", None, "the checkpoint lacks {}, which its quantization_config implies"),
+        ("awq", f"{Q_PROJ}.qzeros", None, "the checkpoint lacks {}, which its quantization_config implies"),
         ("awq", f"{Q_PROJ}.qweight", None, "the checkpoint lacks {}, which its quantization_config implies"),
         ("awq", f"{Q_PROJ}.scales", torch.ones(3, 128).half(), r"{}: expected \[2, 128\], got \[3, 128\]"),
         ("awq", f"{Q_PROJ}.scales", _nan_like(2, 128), "{}: holds NaN or an infinity"),
@@ -296,4 +302,30 @@ def test_tensors_that_do_not_fit_are_named(
     build_quantized(quantized, plain, method)
     edit_tensor(quantized, name, tensor)
     with pytest.raises(BootError, match=complaint.replace("{}", name.replace(".", r"\."))):
+        load(quantized)
+
+
+@pytest.mark.parametrize(
+    ("method", "file", "renamed"),
+    [
+        ("awq", "quant_config.json", {"bits": "w_bit", "group_size": "q_group_size"}),
+        ("gptq", "quantize_config.json", {}),
+    ],
+)
+def test_the_files_and_names_of_older_checkpoints_are_read(
+    folders: tuple[Path, Path], method: str, file: str, renamed: dict[str, str]
+) -> None:
+    quantized, plain = folders
+    build_quantized(quantized, plain, method)
+    expected = load(quantized)
+    fields = json.loads((quantized / "config.json").read_text())
+    settings = fields.pop("quantization_config")
+    (quantized / "config.json").write_text(json.dumps(fields))
+    (quantized / file).write_text(json.dumps({renamed.get(name, name): value for name, value in settings.items()}))
+    assert load(quantized).keys() == expected.keys()
+    (quantized / file).unlink()
+    with pytest.raises(BootError, match=r"quantized weights, but config\.json has no"):
+        load(quantized)
+    (quantized / "config.json").write_text(json.dumps(fields | {"quantization": {"group_size": 64, "bits": 4}}))
+    with pytest.raises(BootError, match="a checkpoint of MLX, which only MLX reads; serve the model's unquantized"):
         load(quantized)

@@ -42,9 +42,12 @@ FORMS = {
 """By case, the form of its blocks; the other cases are read as values."""
 
 
+MODULE = "model.layers.0.self_attn.o_proj"
+
+
 def find_weight(config: dict[str, Any], tensors: dict[str, Tensor]) -> LinearWeight:
-    method = METHODS[config["quant_method"]](HfConfig(config, "config.json: quantization_config"))
-    return method.find_weight(StoredLinear("model.layers.0.self_attn.o_proj", tensors))
+    method = METHODS[config["quant_method"]](HfConfig(config, "config.json: quantization_config"), [MODULE])
+    return method.find_weight(StoredLinear(MODULE, tensors))
 
 
 SMALL_PACKAGES = ("compressed_tensors", "transformers")
