@@ -15,7 +15,14 @@ from supervisor.model.gguf.tokenizer.byte_pairs import byte_pair_parts
 from supervisor.model.gguf.tokenizer.parts import Part, Parts
 from supervisor.model.gguf.tokenizer.sentence_pieces import sentence_piece_parts
 from supervisor.model.gguf.tokenizer.unigrams import unigram_parts
-from supervisor.model.gguf.tokenizer.vocabulary import ID_KEYS, TokenType, Vocabulary, read_vocabulary, refuse
+from supervisor.model.gguf.tokenizer.vocabulary import (
+    ID_KEYS,
+    TokenType,
+    Vocabulary,
+    read_text,
+    read_vocabulary,
+    refuse,
+)
 from supervisor.model.gguf.tokenizer.word_pieces import word_piece_parts
 
 KINDS: dict[str, Callable[[Vocabulary], Parts]] = {
@@ -59,7 +66,7 @@ def write_tokenizer(metadata: Mapping[str, Any], directory: Path) -> None:
 
 def _added_tokens(vocabulary: Vocabulary) -> list[Part]:
     """Returns the tokens whose text is found in a prompt before anything else is done with it."""
-    name = str(vocabulary.metadata.get("general.name", "")).lower()
+    name = read_text(vocabulary.metadata, "general.name").lower()
     drops_blanks = "phi-3" in name or "phi3" in name
     named = set(vocabulary.named_ids().values())
     tokens: list[Part] = []
