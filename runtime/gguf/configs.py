@@ -11,6 +11,9 @@ from runtime.shown import shown
 
 ROPE_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+FACTOR_TENSORS = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
+"""Tensors that become a part of config.json."""
+
 MLP_SIZE = ("feed_forward_length", "expert_feed_forward_length")
 MAX_COUNT = 1 << 24
 """The maximum of any number in the metadata that decides about loops or memory."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from messages.errors import BootError
 from runtime.gguf.architectures import ARCHITECTURES, MIXTRAL, Architecture
-from runtime.gguf.configs import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, ModelFields
+from runtime.gguf.configs import FACTOR_TENSORS, ModelFields
 from runtime.gguf.gguf_file import GgufFile
 from runtime.gguf.header import GgufTensor
 from runtime.gguf.layer_names import CONVOLUTION, MATRICES, VECTORS
@@ -95,7 +95,7 @@ def list_tensors(file: GgufFile) -> dict[str, HfTensor]:
     if beyond:
         log.info("%d tensors of layers that predict further tokens (MTP) are not used", len(beyond))
     for tensor in file.tensors.values():
-        if tensor.name in beyond or tensor.name in (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS):
+        if tensor.name in beyond or tensor.name in FACTOR_TENSORS:
             continue
         name, hf_name = _find_name(architecture, tensor)
         if mtp is not None and tensor.name.startswith(mtp):
@@ -161,6 +161,20 @@ def _find_name(architecture: Architecture, tensor: GgufTensor) -> tuple[str, str
         reason = f"{architecture.hf_name} has none of this name, and would compute other text without it"
         raise BootError(f"{tensor.path}: tensor {tensor.name!r}: {reason}")
     return name, f"{prefix}{names[name]}.{suffix}"
+
+
+def name_in_file(architecture: Architecture, hf_name: str) -> str:
+    """Returns the name in a file of a tensor of a checkpoint; the name itself if the file can have none."""
+    place, names, rest = "", architecture.model_names, hf_name
+    if hf_name.startswith(architecture.layer_prefix):
+        number, _, rest = hf_name.removeprefix(architecture.layer_prefix).partition(".")
+        place, names = f"blk.{number}.", architecture.layer_names
+    general = re.sub(r"\.experts\.\d+\.", ".experts.{}.", rest)
+    for name, theirs in names.items():
+        for suffix in ("", ".weight", ".bias"):
+            if general == theirs + suffix:
+                return f"{place}{name}{suffix}"
+    return hf_name
 
 
 def _split_experts(tensor: GgufTensor, num_experts: int) -> list[GgufTensor]:

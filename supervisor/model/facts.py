@@ -10,12 +10,13 @@ from messages.errors import BootError, UsageError
 from runtime.chat_files import read_chat_files
 from runtime.model_files import read_config, read_object
 from runtime.pooling_files import read_pooling_facts
+from runtime.shown import shown
 from runtime.special_tokens import find_token_id, read_fields, special_texts
 
-CONTEXT_KEYS = ("n_positions", "max_position_embeddings", "n_ctx")
-SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+CONTEXT_KEYS = ("n_positions", "max_position_embeddings", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length")
+"""Fields of config.json with the context in tokens; the first that is there decides. MPT has max_seq_len."""
 
-MAX_SHOWN_CHARS = 60
+SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 MAX_COUNT = 1 << 24
 """The maximum size of a vocabulary or context in tokens, since memory is allocated accordingly."""
@@ -95,7 +96,7 @@ def _token_ids(config: dict[str, Any], file: Path) -> tuple[int, ...]:
     values = cast("list[object]", value) if isinstance(value, list) else [] if value is None else [value]
     ids = [entry for entry in values if isinstance(entry, int) and not isinstance(entry, bool)]
     if len(ids) != len(values):
-        raise BootError(f"{file}: eos_token_id is {_shown(cast('object', value))}, not a token id or a list of them")
+        raise BootError(f"{file}: eos_token_id is {shown(value)}, not a token id or a list of them")
     return tuple(token_id for token_id in ids if token_id >= 0)
 
 
@@ -114,7 +115,7 @@ def _sampling_defaults(generation: dict[str, Any], file: Path) -> dict[str, floa
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise BootError(
-                f"{file}: {key} is {_shown(cast('object', value))}, not a number; --generation-config none ignores it"
+                f"{file}: {key} is {shown(value)}, not a number; --generation-config none ignores it"
             )
         defaults[key] = value
     return defaults
@@ -125,9 +126,9 @@ def _positive_int(config: dict[str, Any], key: str, file: Path) -> int | None:
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise BootError(f"{file}: {key} is {_shown(value)}, not a positive whole number")
+        raise BootError(f"{file}: {key} is {shown(value)}, not a positive whole number")
     if value > MAX_COUNT:
-        raise BootError(f"{file}: {key} is {_shown(value)}, more than this server can hold ({MAX_COUNT})")
+        raise BootError(f"{file}: {key} is {shown(value)}, more than this server can hold ({MAX_COUNT})")
     return value
 
 
@@ -138,12 +139,7 @@ def _explain_nested(config: dict[str, Any]) -> str:
     named = config.get("architectures")
     name = cast("list[object]", named)[0] if isinstance(named, list) and named else config.get("model_type")
     return (
-        f": {_shown(name)} has its language model in "
+        f": {shown(name)} has its language model in "
         "text_config. Such models (of images or sound, and text) are not supported; serve a checkpoint of the language "
         "model alone"
     )
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"

@@ -38,8 +38,8 @@ KEEPS_BLANKS = ("<unk>", "<s>", "<|endoftext|>")
 """Tokens of Phi-3 that do not drop the blanks after them, as its others do (which is not in the file)."""
 
 
-def write_tokenizer(metadata: Mapping[str, Any], directory: Path) -> None:
-    """Writes both files. Raises `BootError` if the tokenizer is damaged, or of an unknown kind."""
+def write_tokenizer(metadata: Mapping[str, Any], directory: Path) -> int:
+    """Writes both files, and returns the number of tokens. Raises `BootError` if the tokenizer is damaged, or of an unknown kind."""
     vocabulary = read_vocabulary(metadata, tuple(KINDS))
     parts = KINDS[vocabulary.kind](vocabulary)
     tokenizer = {
@@ -62,6 +62,7 @@ def write_tokenizer(metadata: Mapping[str, Any], directory: Path) -> None:
     }
     (directory / TOKENIZER_JSON).write_bytes(msgspec.json.encode(tokenizer))
     (directory / CONFIG_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(config)))
+    return len(vocabulary.texts)
 
 
 def _added_tokens(vocabulary: Vocabulary) -> list[Part]:
