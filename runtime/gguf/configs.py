@@ -67,7 +67,8 @@ class ModelFields:
         found: Any = self._get(key, default)
         values = cast("list[object]", found if isinstance(found, list) else [found] * num_layers)
         if len(values) != num_layers or not all(type(value) is int and least <= value <= MAX_COUNT for value in values):
-            raise self.fault(key, cast("object", found), f"it must be {num_layers} whole numbers, {least} to {MAX_COUNT}")
+            reason = f"it must be {num_layers} whole numbers from {least} to {MAX_COUNT}"
+            raise self.fault(key, cast("object", found), reason)
         return cast("list[int]", values)
 
     def number(self, key: str, default: float | None = None) -> float:

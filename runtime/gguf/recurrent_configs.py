@@ -121,9 +121,7 @@ def nemotron_h_config(fields: ModelFields) -> dict[str, Any]:
         "num_nextn_predict_layers": num_nextn,
         "layers_block_type": kinds[: num_layers - num_nextn],
         "layer_norm_epsilon": config["rms_norm_eps"],
-        "use_conv_bias": any(
-            kind == "linear_attention" and fields.has(f"blk.{index}.ssm_conv1d.bias") for index, kind in enumerate(kinds)
-        ),
+        "use_conv_bias": any(fields.has(f"blk.{index}.ssm_conv1d.bias") for index in range(num_layers)),
     }
 
 

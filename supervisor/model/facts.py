@@ -114,9 +114,7 @@ def _sampling_defaults(generation: dict[str, Any], file: Path) -> dict[str, floa
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise BootError(
-                f"{file}: {key} is {shown(value)}, not a number; --generation-config none ignores it"
-            )
+            raise BootError(f"{file}: {key} is {shown(value)}, not a number; --generation-config none ignores it")
         defaults[key] = value
     return defaults
 

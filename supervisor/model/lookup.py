@@ -80,7 +80,7 @@ def _kind(model: ModelConfig) -> str:
 
 
 def check_is_utf8(flag: str, text: str) -> None:
-    """Raises `UsageError` for a path or name that is not UTF-8, in which processes and clients could not be given it."""
+    """Raises `UsageError` for a path or name that is not UTF-8, so that no message can have it."""
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise UsageError(f"{flag}: {os.fsencode(text)!r} is not UTF-8; rename it, or make a link to it and name that")
 

@@ -89,8 +89,9 @@ def main() -> int:
     path = Path(sys.argv[1])
     try:
         check_gguf(path)
-    except BootError as error:
-        print(error)
+    except BootError as error:  # descriptions of models speak of config.json, which is made of the metadata
+        text = str(error).replace("config.json", "metadata")
+        print(text if text.startswith(str(path.parent)) else f"{path}: {text}")
         return 1
     except Exception as error:
         print(f"{path}: its tensors cannot be checked ({type(error).__name__}: {str(error)[:200]})")

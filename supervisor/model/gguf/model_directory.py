@@ -77,7 +77,8 @@ def _find_directory(path: Path, parts: Parts, console: Console | None) -> Path:
         return publish(name, Source.of(model), partial(_write, model, parts))
     except OSError as error:
         if console is not None:
-            console.say(f"{cache_dir()} cannot be written ({error.strerror}): the model is read at each start", "warning")
+            failure = f"{cache_dir()} cannot be written ({error.strerror})"
+            console.say(f"{failure}: the model is read at each start", "warning")
         temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY))
         atexit.register(shutil.rmtree, temporary, ignore_errors=True)
         _write(model, parts, temporary)
@@ -136,7 +137,8 @@ def _check_rows(model: GgufFile, num_tokens: int) -> None:
     """Raises `BootError` unless each token has a row, and each row is a token's, as llama.cpp requires."""
     tensor = model.tensors["token_embd.weight"]
     if (num_rows := prod(tensor.shape[:-1])) != num_tokens:
-        raise BootError(f"tensor {tensor.name!r} has {num_rows} rows, but tokenizer.ggml.tokens has {num_tokens} tokens")
+        tokens = f"tokenizer.ggml.tokens has {num_tokens} tokens"
+        raise BootError(f"tensor {tensor.name!r} has {num_rows} rows, but {tokens}")
 
 
 @contextmanager

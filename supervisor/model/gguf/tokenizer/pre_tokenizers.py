@@ -180,7 +180,9 @@ def find_pre_tokenizer(name: object) -> PreTokenizer:
     """Returns the pre-tokenizer of `tokenizer.ggml.pre`. Raises `BootError` if the file has none, or an unknown one."""
     if isinstance(name, str) and name in PRE_TOKENIZERS:
         return PRE_TOKENIZERS[name]
-    fault = "is missing: the file is older than this field" if name is None else f"is {shown(name)}, which is unknown here"
+    fault = f"is {shown(name)}, which is unknown here"
+    if name is None:
+        fault = "is missing: the file is older than this field"
     raise BootError(
         f"{PRE_KEY} {fault}, so how the tokenizer splits text into words is not known. Convert the model again with a "
         "newer llama.cpp, or give a directory with the model's tokenizer.json with --tokenizer"

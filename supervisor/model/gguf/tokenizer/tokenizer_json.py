@@ -39,7 +39,10 @@ KEEPS_BLANKS = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def write_tokenizer(metadata: Mapping[str, Any], directory: Path) -> int:
-    """Writes both files, and returns the number of tokens. Raises `BootError` if the tokenizer is damaged, or of an unknown kind."""
+    """Writes both files, and returns the number of tokens.
+
+    Raises `BootError` if the tokenizer is damaged, or of an unknown kind.
+    """
     vocabulary = read_vocabulary(metadata, tuple(KINDS))
     parts = KINDS[vocabulary.kind](vocabulary)
     tokenizer = {

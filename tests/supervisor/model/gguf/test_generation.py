@@ -42,7 +42,14 @@ def test_end_tokens(texts: Any, keys: dict[str, int], expected: list[int]):
 
 
 def test_chat_templates_by_name(tmp_path: Path):
-    templates = {"": "default {{ a }}", ".empty": " \n", ".tool_use": "tools\n", ".rag": "über", ".../../x": "no", ".t": 7}
+    templates = {
+        "": "default {{ a }}",
+        ".empty": " \n",
+        ".tool_use": "tools\n",
+        ".rag": "über",
+        ".../../x": "no",
+        ".t": 7,
+    }
     metadata: dict[str, Any] = {f"tokenizer.chat_template{name}": text for name, text in templates.items()}
     write_chat_templates(metadata | {"tokenizer.chat_templates": ["tool_use", "rag"]}, tmp_path)
     expected = {"default": "default {{ a }}", "tool_use": "tools\n", "rag": "über"}

@@ -150,12 +150,12 @@ def test_without_a_home_there_is_no_cache(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_tensors_of_another_model_are_refused_by_their_names_in_the_file(file: Path, cache: Path):
-    whole = file.read_bytes()
+    whole, table = file.read_bytes(), struct.pack("<2QI", 32, 259, 8)
     for old, new, complaint in (
-        (b"blk.0.ffn_up.weight", b"blk.7.ffn_up.weight", r"blk\.0\.ffn_up\.weight is missing; blk\.7\.ffn_up\.weight: .*none"),
-        (struct.pack("<2Q", 64, 32), struct.pack("<2Q", 32, 64), r"blk\.0\.ffn_down\.weight: its shape is \[64, 32\], not \[32, 64\]"),
-        (struct.pack("<2QI", 32, 259, 8), struct.pack("<2QI", 32, 258, 8), r"has 258 rows, but tokenizer.ggml.tokens has 259"),
-        (struct.pack("<2QI", 32, 259, 8), struct.pack("<2QI", 259, 32, 24), r"token_embd.weight' is of type I8, which is not"),
+        (b"blk.0.ffn_up.weight", b"blk.7.ffn_up.weight", "blk.0.ffn_up.weight is missing; blk.7.ffn_up.weight: .*none"),
+        (struct.pack("<2Q", 64, 32), struct.pack("<2Q", 32, 64), r"blk.0.ffn_down.weight: its shape is \[64, 32\]"),
+        (table, struct.pack("<2QI", 32, 258, 8), "has 258 rows, but tokenizer.ggml.tokens has 259"),
+        (table, struct.pack("<2QI", 259, 32, 24), "token_embd.weight' is of type I8, which is not"),
     ):
         assert whole.count(old) == 1
         file.write_bytes(whole.replace(old, new))
@@ -166,11 +166,12 @@ def test_tensors_of_another_model_are_refused_by_their_names_in_the_file(file: P
 
 @pytest.mark.parametrize(
     ("error", "complaint"),
-    [(MemoryError(), "there is not enough memory to read it"), (StopIteration("x" * 999), r"cannot be read \(StopIter")],
+    [
+        (MemoryError(), "there is not enough memory to read it"),
+        (StopIteration("x" * 999), r"cannot be read \(StopIter"),
+    ],
 )
-def test_any_exception_names_the_file(
-    file: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, complaint: str
-):
+def test_any_exception_names_the_file(file: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, complaint: str):
     def fail(*arguments: object) -> None:
         raise error
 
