@@ -167,7 +167,7 @@ class Metadata(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         if key not in self._values:
             self._reader.position = self._positions[key]
-            self._reader.subject = f"metadata {key!r}"
+            self._reader.subject = f"metadata {shown(key)}"
             self._values[key] = self._reader.value()
         return self._values[key]
 
@@ -244,7 +244,7 @@ def _find_values(reader: HeaderReader, num_keys: int) -> Metadata:
     for index in range(num_keys):
         reader.subject = f"metadata key {index + 1} of {num_keys}"
         key = reader.text(MOST_KEY_BYTES, errors="surrogateescape")
-        reader.subject = f"metadata {key!r}"
+        reader.subject = f"metadata {shown(key)}"
         if key in positions:
             raise reader.fault("the key is there twice")
         positions[key] = reader.position
