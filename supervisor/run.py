@@ -33,7 +33,7 @@ from supervisor.model.adapters import add_adapters
 from supervisor.model.draft import add_draft_facts
 from supervisor.model.facts import read_model_facts
 from supervisor.model.gguf.model_directory import move_temporary
-from supervisor.model.lookup import find_model, find_tokenizer, model_name
+from supervisor.model.lookup import check_is_utf8, find_model, find_tokenizer, model_name
 from supervisor.model.weight_bytes import find_weight_bytes
 from supervisor.process_group import Site
 from supervisor.python_process import python_command
@@ -59,6 +59,10 @@ def launch(arguments: list[str], early_scheduler: EarlyScheduler | None = None) 
     console = Console()
     began_s = time.monotonic()
     try:
+        flag = ""
+        for argument in arguments:
+            flag = argument.partition("=")[0] if argument.startswith("--") else flag
+            check_is_utf8(flag, argument.removeprefix(f"{flag}="))
         for extra in installed_extras():
             arguments = load_object(extra.arguments)(arguments) if extra.arguments else arguments
         sections: dict[str, Any] = parse_flags(arguments)

@@ -1,5 +1,6 @@
 """GGUF files for tests, written byte by byte, so that each part of them can be damaged."""
 
+import random
 import struct
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 
 from runtime.gguf.block_types import BLOCK_TYPES
 
-STRING, ARRAY = 8, 9
+INT8, STRING, ARRAY = 1, 8, 9
 CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 NUMBERS = {block_type.name: number for number, block_type in BLOCK_TYPES.items()}
 
@@ -35,8 +36,13 @@ def text(value: str | bytes) -> bytes:
 
 
 def value_bytes(value: Any) -> bytes:
-    """Returns type and value: a list is an array, an int is of 32 bits without a sign, a float of 32 bits."""
+    """Returns type and value: a list is an array, an int is of 32 bits without a sign, a float of 32 bits.
+
+    Bytes of type `INT8` are an array of them.
+    """
     match value:
+        case Typed(1, bytes(data)):
+            return struct.pack("<IIQ", ARRAY, INT8, len(data)) + data
         case Typed(kind, list(values)):
             return struct.pack("<IIQ", ARRAY, kind, len(values)) + b"".join(_item(kind, each) for each in values)
         case Typed(kind, each):
@@ -129,3 +135,29 @@ MODEL_METADATA: dict[str, Any] = {
     "tokenizer.ggml.eos_token_id": 256,
 }
 """The metadata of `write_model`."""
+
+EXTREMES = [0, 1, 2, 3, 7, 8, 9, 31, 33, 255, 1 << 16, 1 << 31, (1 << 32) - 1, 10**9, 1 << 60, 1 << 63, (1 << 64) - 1]
+
+
+def mutated(rng: random.Random, whole: bytes, header_bytes: int) -> bytes:
+    """Returns the content `whole` with one to four changes in its header."""
+    content = bytearray(whole)
+    for _ in range(rng.randrange(1, 5)):
+        place = rng.randrange(min(header_bytes, len(content)) or 1)
+        match rng.randrange(7):
+            case 0:
+                content[place : place + 1] = rng.randbytes(1)
+            case 1:
+                content[place : place + 8] = struct.pack("<Q", rng.choice(EXTREMES))
+            case 2:
+                content[place : place + 4] = struct.pack("<I", rng.choice(EXTREMES) & 0xFFFFFFFF)
+            case 3:
+                del content[place : place + rng.randrange(1, 40)]
+            case 4:
+                content[place:place] = rng.randbytes(rng.randrange(1, 40))
+            case 5:
+                del content[max(1, rng.choice([place, len(content) - rng.randrange(1000)])) :]
+            case _:
+                other = rng.randrange(header_bytes)
+                content[place : place + 16] = content[other : other + 16]
+    return bytes(content)

@@ -184,7 +184,7 @@ LAYERS = {
         "runtime/special_tokens.py runtime/gguf",
         "runtime/pooling_files.py",
         "runtime/model_files.py runtime/adapter_table.py",
-        "runtime/adapter_files.py runtime/background.py runtime/histograms.py runtime/machine.py runtime/numa.py",
+        "runtime/adapter_files.py runtime/background.py runtime/histograms.py runtime/machine.py runtime/numa.py ",
     ),
     "tokenizer_proc": (
         "tokenizer_proc/__main__.py",

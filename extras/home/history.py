@@ -4,7 +4,7 @@ import readline
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
-from supervisor.model.gguf.model_directory import cache_dir
+from supervisor.model.gguf.cache import cache_dir
 
 MAX_LINES = 1000
 

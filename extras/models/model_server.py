@@ -21,6 +21,7 @@ from runtime.logs import is_json_line
 from runtime.run_dir import RunDir
 from supervisor.child import how_it_ended
 from supervisor.console import Console
+from supervisor.model.gguf.cache import hold_directories
 from supervisor.run import FAILURE_EXIT_CODE, serve, server_commands
 
 READ_BYTES = 1 << 16
@@ -52,6 +53,8 @@ class ModelServer:
 
     def note_description(self, description: Description | None) -> None:
         self._set(description=description)
+        if description is not None and description.config_file:
+            hold_directories(self._config().facts)
 
     @property
     def is_outdated(self) -> bool:

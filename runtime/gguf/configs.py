@@ -1,15 +1,24 @@
 """config.json of a model in GGUF, made of its metadata: one function per kind of model."""
 
 import struct
+from math import prod
 from typing import Any, cast
 
-from messages.errors import BootError
+from messages.errors import BootError, quoted
 from runtime.gguf.gguf_file import GgufFile
 from runtime.gguf.header import GgufTensor
 
 ROPE_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+FACTOR_TENSORS = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
+"""Tensors that become a part of config.json."""
+
 MLP_SIZE = ("feed_forward_length", "expert_feed_forward_length")
+MAX_COUNT = 1 << 24
+"""The maximum of any number in the metadata that decides about loops or memory."""
+
+MAX_LAYERS = 1_000
+MAX_HEAD_DIM = 1 << 16
 NORM_EPS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 
 
@@ -26,7 +35,21 @@ class ModelFields:
     def has(self, tensor: str) -> bool:
         return tensor in self.file.tensors
 
-    def count(self, key: str, default: int | None = None) -> int:
+    def num_layers(self) -> int:
+        return self.count("block_count", most=MAX_LAYERS)
+
+    def num_nextn(self, num_layers: int) -> int:
+        """Returns how many of the file's layers predict further tokens, after those of the model."""
+        return self.whole("nextn_predict_layers", most=num_layers - 1)
+
+    def whole(self, key: str, most: int = MAX_COUNT) -> int:
+        """Returns an integer from 0 on; 0 for a file without the key."""
+        value = self._get(key, 0)
+        if type(value) is not int or not 0 <= value <= most:
+            raise self.fault(key, value, f"it must be a whole number from 0 to {most}")
+        return value
+
+    def count(self, key: str, default: int | None = None, most: int = MAX_COUNT) -> int:
         """Returns a positive integer; a file may have it for each layer, if all have the same or 0."""
         found: Any = self._get(key, default)
         of_layers = cast("list[object]", found if isinstance(found, list) else [found])
@@ -34,14 +57,17 @@ class ModelFields:
         value = of_layers[0] if of_layers and of_layers.count(of_layers[0]) == len(of_layers) else of_layers
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.fault(key, value, "it must be a positive whole number")
+        if value > most:
+            raise self.fault(key, value, f"it must be at most {most}")
         return value
 
     def counts(self, key: str, num_layers: int, default: int | None = None, least: int = 1) -> list[int]:
         """Returns an integer, at least `least`, for each layer; a file may have one for all."""
         found: Any = self._get(key, default)
         values = cast("list[object]", found if isinstance(found, list) else [found] * num_layers)
-        if len(values) != num_layers or not all(type(value) is int and value >= least for value in values):
-            raise self.fault(key, cast("object", found), f"it must be {num_layers} positive whole numbers")
+        if len(values) != num_layers or not all(type(value) is int and least <= value <= MAX_COUNT for value in values):
+            reason = f"it must be {num_layers} whole numbers from {least} to {MAX_COUNT}"
+            raise self.fault(key, cast("object", found), reason)
         return cast("list[int]", values)
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -58,7 +84,8 @@ class ModelFields:
         flags = cast("list[object]", value) if isinstance(value, list) else []
         if len(flags) == num_flags and all(isinstance(flag, bool) for flag in flags):
             return [flag is True for flag in flags]
-        return [index % self.count(key, period) > 0 for index in range(1, num_flags + 1)]
+        period = self.count(key, period)
+        return [index % period > 0 for index in range(1, num_flags + 1)]
 
     def experts(self, name: str = "num_experts") -> dict[str, int]:
         """Returns the number of experts under `name`, and of those that a token is given to."""
@@ -72,7 +99,7 @@ class ModelFields:
         return value
 
     def fault(self, key: str, value: object, reason: str) -> BootError:
-        return BootError(f"{self.file.paths[0]}: metadata {self._architecture}.{key} is {str(value)[:60]!r}: {reason}")
+        return BootError(f"{self.file.paths[0]}: metadata {self._architecture}.{key} is {quoted(value)}: {reason}")
 
     def _get(self, key: str, default: object) -> Any:
         value = self.file.metadata.get(f"{self._architecture}.{key}", default)
@@ -91,7 +118,7 @@ def llama_config(fields: ModelFields, *, rotates_parts: bool = False) -> dict[st
     `rotates_parts`: of each head a part may be rotated; else files in which this is so are refused.
     """
     hidden_size, num_heads = fields.count("embedding_length"), fields.count("attention.head_count")
-    head_dim = fields.count("attention.key_length", hidden_size // num_heads or 1)
+    head_dim = fields.count("attention.key_length", hidden_size // num_heads or 1, most=MAX_HEAD_DIM)
     fields.require("attention.value_length", head_dim)
     fields.require("attention.causal", True)
     if not rotates_parts:
@@ -99,7 +126,7 @@ def llama_config(fields: ModelFields, *, rotates_parts: bool = False) -> dict[st
     return {
         "hidden_size": hidden_size,
         "intermediate_size": fields.count(next(filter(fields.has_key, MLP_SIZE), MLP_SIZE[0])),
-        "num_hidden_layers": fields.count("block_count"),
+        "num_hidden_layers": fields.num_layers(),
         "num_attention_heads": num_heads,
         "num_key_value_heads": fields.count("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
@@ -119,15 +146,18 @@ def dense_llama_config(fields: ModelFields) -> dict[str, Any]:
 
 def _rope_parameters(fields: ModelFields, head_dim: int) -> dict[str, Any]:
     """Returns the rotary positions."""
-    rotated = fields.count("rope.dimension_count", head_dim)
+    rotated = fields.count("rope.dimension_count", head_dim, most=MAX_HEAD_DIM)
     part = {} if rotated == head_dim else {"partial_rotary_factor": rotated / head_dim}
     return {"rope_theta": fields.number("rope.freq_base", 10_000.0), **part, **_rope_scaling(fields, rotated // 2)}
 
 
 def _rope_scaling(fields: ModelFields, num_factors: int) -> dict[str, Any]:
-    """Returns the scaling. Llama 3's is a tensor of factors in the file, which "longrope" can express."""
-    kind = fields.require("rope.scaling.type", "none", "linear", "yarn", "longrope")
-    factor = fields.number(_linear_key(fields), 0.0) or 1.0
+    """Returns the scaling. Llama 3's is a tensor of factors in the file, which "longrope" can express.
+
+    As in llama.cpp, a file without a type is scaled linearly, and "none" is not scaled whatever the factor is.
+    """
+    kind = fields.require("rope.scaling.type", "linear", "none", "yarn", "longrope")
+    factor = 1.0 if kind == "none" else fields.number(_linear_key(fields), 0.0) or 1.0
     original = fields.count("rope.scaling.original_context_length", fields.count("context_length"))
     attention_factor = fields.number("rope.scaling.attn_factor", 1.0)
     if fields.has(ROPE_FACTORS):
@@ -170,7 +200,7 @@ def _linear_key(fields: ModelFields) -> str:
 
 
 def read_floats(tensor: GgufTensor, num_values: int) -> list[float]:
-    if tensor.type.name != "F32" or tensor.shape != (num_values,):
+    if tensor.type.name != "F32" or prod(tensor.shape) != num_values:
         raise BootError(
             f"{tensor.path}: tensor {tensor.name!r} is {tensor.type.name} {list(tensor.shape)}, not F32 [{num_values}]"
         )
@@ -190,7 +220,7 @@ def gpt2_config(fields: ModelFields) -> dict[str, Any]:
     return {
         "n_embd": fields.count("embedding_length"),
         "n_head": fields.count("attention.head_count"),
-        "n_layer": fields.count("block_count"),
+        "n_layer": fields.num_layers(),
         "n_positions": fields.count("context_length"),
         "n_inner": fields.count("feed_forward_length"),
         "layer_norm_epsilon": fields.number("attention.layer_norm_epsilon"),

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from messages.errors import BootError
+from messages.errors import BootError, quoted
 from runtime.gguf.architectures import ARCHITECTURES, MIXTRAL, Architecture
-from runtime.gguf.configs import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, ModelFields
+from runtime.gguf.configs import FACTOR_TENSORS, ModelFields
 from runtime.gguf.gguf_file import GgufFile
 from runtime.gguf.header import GgufTensor
 from runtime.gguf.layer_names import CONVOLUTION, MATRICES, VECTORS
@@ -52,17 +52,20 @@ class HfTensor:
 EXPERT_COUNTS = "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"
 """Fields of config.json."""
 
+MOST_EXPERT_TENSORS = 1 << 19
+"""The maximum of the tensors into which stacks are split. The largest models have 200,000."""
+
 
 def find_architecture(file: GgufFile) -> Architecture:
     """Returns the architecture of a model. Raises `BootError` for one that is not supported, and for other files."""
-    name: object = file.metadata.get("general.architecture")
+    name = file.architecture
     for key in ("general.type", "general.architecture"):
-        if other := OTHER_FILES.get(str(file.metadata.get(key))):
-            raise BootError(f"{file.paths[0]}: is {other}, not a language model ({key})")
+        value: object = file.metadata.get(key)
+        if isinstance(value, str) and value in OTHER_FILES:
+            raise BootError(f"{file.paths[0]}: is {OTHER_FILES[value]}, not a language model ({key})")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         supported = ", ".join(ARCHITECTURES)
-        shown = str(name)[:60]
-        raise BootError(f"{file.paths[0]}: metadata general.architecture is {shown!r}; supported are {supported}")
+        raise BootError(f"{file.paths[0]}: metadata general.architecture is {quoted(name)}; supported are {supported}")
     if "token_embd.weight" not in file.tensors:
         raise BootError(f"{file.paths[0]}: has no tensor token_embd.weight; does it hold a vocabulary alone?")
     return MIXTRAL if name == "llama" and file.metadata.get("llama.expert_count") else ARCHITECTURES[name]
@@ -74,7 +77,7 @@ def read_config(file: GgufFile) -> dict[str, Any]:
     return {
         "architectures": [architecture.hf_name],
         "model_type": architecture.model_type,
-        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "vocab_size": prod(file.tensors["token_embd.weight"].shape[:-1]),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         **architecture.config(ModelFields(file, file.metadata["general.architecture"])),
     }
@@ -91,17 +94,20 @@ def list_tensors(file: GgufFile) -> dict[str, HfTensor]:
     if beyond:
         log.info("%d tensors of layers that predict further tokens (MTP) are not used", len(beyond))
     for tensor in file.tensors.values():
-        if tensor.name in beyond or tensor.name in (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS):
+        if tensor.name in beyond or tensor.name in FACTOR_TENSORS:
             continue
         name, hf_name = _find_name(architecture, tensor)
         if mtp is not None and tensor.name.startswith(mtp):
             hf_name = MTP_LAYER.sub(lambda match: match[1] or "mtp.layers.0.", hf_name)
         if "{}" in hf_name:
-            experts = _split_experts(tensor, next(config[key] for key in EXPERT_COUNTS if key in config))
+            num_experts = next((config[key] for key in EXPERT_COUNTS if config.get(key)), 0)
+            if len(tensors) + num_experts > MOST_EXPERT_TENSORS:
+                raise BootError(f"{tensor.path}: has more than {MOST_EXPERT_TENSORS} matrices of experts")
+            experts = _split_experts(tensor, num_experts)
             tensors |= {hf_name.format(index): HfTensor(expert) for index, expert in enumerate(experts)}
             continue
         tensors[hf_name] = HfTensor(
-            replace(tensor, shape=_find_shape(hf_name, tensor.shape)),
+            replace(tensor, shape=_find_shape(tensor, hf_name)),
             interleaved_heads=config[architecture.interleaved[name]] if name in architecture.interleaved else 0,
             is_transposed=name in architecture.transposed and hf_name.endswith(".weight"),
             is_one_more=architecture.has_whole_norms and name.endswith("norm") and name != "ssm_norm",
@@ -110,11 +116,23 @@ def list_tensors(file: GgufFile) -> dict[str, HfTensor]:
     return tensors
 
 
-def _find_shape(hf_name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _without_ones(shape: tuple[int, ...], least: int) -> tuple[int, ...]:
+    """Returns the shape without its first dimensions of 1, with `least` dimensions at least.
+
+    In the file they are the last ones, and mean nothing: ggml has four dimensions for each tensor.
+    """
+    while len(shape) > least and shape[0] == 1:
+        shape = shape[1:]
+    return shape
+
+
+def _find_shape(tensor: GgufTensor, hf_name: str) -> tuple[int, ...]:
     """Returns the shape in a checkpoint, which has some vectors as matrices, and a convolution's input of 1 channel.
 
     The file has vectors of a Mamba block as matrices.
     """
+    is_vector = "norm" in tensor.name or not tensor.name.endswith(".weight")
+    shape = _without_ones(tensor.shape, 1 if is_vector else min(2, len(tensor.shape)))
     if len(shape) == 1 and hf_name.endswith(VECTORS):
         return 1, *shape
     if len(shape) == 2 and hf_name.endswith(MATRICES):
@@ -144,12 +162,29 @@ def _find_name(architecture: Architecture, tensor: GgufTensor) -> tuple[str, str
     return name, f"{prefix}{names[name]}.{suffix}"
 
 
+def name_in_file(architecture: Architecture, hf_name: str) -> str:
+    """Returns the name in a file of a tensor of a checkpoint; the name itself if the file can have none."""
+    place, names, rest = "", architecture.model_names, hf_name
+    if hf_name.startswith(architecture.layer_prefix):
+        number, _, rest = hf_name.removeprefix(architecture.layer_prefix).partition(".")
+        place, names = f"blk.{number}.", architecture.layer_names
+    general = re.sub(r"\.experts\.\d+\.", ".experts.{}.", rest)
+    for name, theirs in names.items():
+        for suffix in ("", ".weight", ".bias"):
+            if general == theirs + suffix:
+                return f"{place}{name}{suffix}"
+    return hf_name
+
+
 def _split_experts(tensor: GgufTensor, num_experts: int) -> list[GgufTensor]:
-    if len(tensor.shape) not in (2, 3) or tensor.shape[0] != num_experts:
+    shape = _without_ones(tensor.shape, 3)
+    if num_experts == 1 and len(shape) == 2 and not tensor.name.endswith(".bias"):
+        shape = 1, *shape
+    if len(shape) not in (2, 3) or shape[0] != num_experts:
         reason = f"its shape is {list(tensor.shape)}, but there are {num_experts} experts"
         raise BootError(f"{tensor.path}: tensor {tensor.name!r}: {reason}")
     size = tensor.num_bytes // num_experts
     return [
-        replace(tensor, shape=tensor.shape[1:], offset=tensor.offset + index * size, num_bytes=size)
+        replace(tensor, shape=shape[1:], offset=tensor.offset + index * size, num_bytes=size)
         for index in range(num_experts)
     ]

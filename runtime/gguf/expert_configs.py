@@ -49,15 +49,15 @@ def glm4_moe_config(fields: ModelFields) -> dict[str, Any]:
     """The file may have layers that predict further tokens, after those of the model."""
     fields.require("expert_gating_func", SIGMOID)
     config = llama_config(fields, rotates_parts=True)
-    num_nextn = int(fields.number("nextn_predict_layers", 0.0))
+    num_nextn = fields.num_nextn(config["num_hidden_layers"])
     return {
         **config,
         "num_hidden_layers": config["num_hidden_layers"] - num_nextn,
         "num_nextn_predict_layers": num_nextn,
         **fields.experts("n_routed_experts"),
         "moe_intermediate_size": fields.count("expert_feed_forward_length"),
-        "n_shared_experts": int(fields.number("expert_shared_count", 0.0)),
-        "first_k_dense_replace": int(fields.number("leading_dense_block_count", 0.0)),
+        "n_shared_experts": fields.whole("expert_shared_count"),
+        "first_k_dense_replace": fields.whole("leading_dense_block_count"),
         "routed_scaling_factor": fields.number("expert_weights_scale", 0.0) or 1.0,
         "norm_topk_prob": fields.require("expert_weights_norm", False, True),
         "n_group": fields.count("expert_group_count", 1),
@@ -72,8 +72,8 @@ def ernie4_5_moe_config(fields: ModelFields) -> dict[str, Any]:
         "moe_num_experts": fields.count("expert_count"),
         "moe_k": fields.count("expert_used_count"),
         "moe_intermediate_size": fields.count("expert_feed_forward_length"),
-        "moe_num_shared_experts": int(fields.number("expert_shared_count", 0.0)),
-        "moe_layer_start_index": int(fields.number("leading_dense_block_count", 0.0)),
+        "moe_num_shared_experts": fields.whole("expert_shared_count"),
+        "moe_layer_start_index": fields.whole("leading_dense_block_count"),
         "moe_layer_interval": fields.count("interleave_moe_layer_step", 1),
         "use_bias": False,
     }

@@ -10,7 +10,7 @@ UNROTATED = 1e30
 
 
 def gemma4_config(fields: ModelFields) -> dict[str, Any]:
-    num_layers, num_shared = fields.count("block_count"), int(fields.number("attention.shared_kv_layers", 0.0))
+    num_layers, num_shared = fields.num_layers(), fields.whole("attention.shared_kv_layers")
     has_window = fields.flags("attention.sliding_window_pattern", num_layers, 6)
     sizes = fields.counts("feed_forward_length", num_layers)
     num_heads = fields.count("attention.head_count")
@@ -45,7 +45,7 @@ def gemma4_config(fields: ModelFields) -> dict[str, Any]:
             },
             "sliding_attention": {"rope_type": "default", "rope_theta": fields.number("rope.freq_base_swa", 10_000.0)},
         },
-        "hidden_size_per_layer_input": int(fields.number("embedding_length_per_layer_input", 0.0)),
+        "hidden_size_per_layer_input": fields.whole("embedding_length_per_layer_input"),
         **({"vocab_size_per_layer_input": fields.file.tensors[TABLE].shape[0]} if fields.has(TABLE) else {}),
         "max_position_embeddings": fields.count("context_length"),
         "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),

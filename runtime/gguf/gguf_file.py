@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from messages.errors import BootError
-from runtime.gguf.header import MAGIC, GgufTensor, read_header
+from messages.errors import BootError, quoted
+from runtime.gguf.header import MAGIC, GgufTensor, Header, open_regular, read_header
 
 SUFFIX = ".gguf"
 PART_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
@@ -24,6 +24,12 @@ class GgufFile:
     metadata: Mapping[str, Any]
     tensors: dict[str, GgufTensor]
     paths: tuple[Path, ...]
+    header_sizes: tuple[int, ...]
+    """The bytes of the header of each file."""
+
+    @property
+    def architecture(self) -> object:
+        return self.metadata.get("general.architecture")
 
 
 def read_gguf(path: Path) -> GgufFile:
@@ -33,19 +39,20 @@ def read_gguf(path: Path) -> GgufFile:
     """
     if path.is_dir():
         path = find_gguf(path)
-    metadata, tensors = read_header(path)
+    metadata, tensors, num_bytes = read_header(path)
     num_parts: object = metadata.get("split.count", 1)
     if not isinstance(num_parts, int) or num_parts <= 1:
-        return GgufFile(metadata, tensors, (path,))
-    paths = _part_paths(path, num_parts, metadata.get("split.no"))
+        return GgufFile(metadata, tensors, (path,), (num_bytes,))
+    paths, sizes = _part_paths(path, num_parts, metadata.get("split.no")), [num_bytes]
     for number, part in enumerate(paths[1:], 1):
-        tensors |= _read_part(part, (number, num_parts), metadata, tensors)
+        own = _read_part(part, (number, num_parts), metadata, tensors)
+        tensors |= own.tensors
+        sizes.append(own.num_bytes)
     num_tensors = metadata.get("split.tensors.count", len(tensors))
     if len(tensors) != num_tensors:
-        raise BootError(
-            f"{path}: the {num_parts} parts have {len(tensors)} tensors, but split.tensors.count is {num_tensors}"
-        )
-    return GgufFile(metadata, tensors, paths)
+        there = f"{len(tensors)} tensors, but split.tensors.count is {quoted(num_tensors)}"
+        raise BootError(f"{path}: the {num_parts} parts have {there}")
+    return GgufFile(metadata, tensors, paths, tuple(sizes))
 
 
 def find_gguf(directory: Path, name: str = "") -> Path:
@@ -75,7 +82,7 @@ def choose_name(place: str, names: list[str], wanted: str = "") -> str:
 def is_gguf(path: Path) -> bool:
     """True if the file's name or its first bytes mark it as GGUF."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return path.suffix == SUFFIX or file.read(len(MAGIC)) == MAGIC
     except OSError:
         return path.suffix == SUFFIX
@@ -125,22 +132,24 @@ def _part_paths(path: Path, num_parts: int, number: object) -> tuple[Path, ...]:
 
 
 def _one_based(number: object) -> object:
-    return number + 1 if isinstance(number, int) else number
+    return number + 1 if isinstance(number, int) else quoted(number)
 
 
 def _read_part(
     path: Path, place: tuple[int, int], metadata: Mapping[str, Any], before: dict[str, GgufTensor]
-) -> dict[str, GgufTensor]:
-    """Returns the tensors of a part other than the first. Raises `BootError` if it belongs elsewhere."""
-    own, tensors = read_header(path)
+) -> Header:
+    """Returns the header of a part other than the first. Raises `BootError` if it belongs elsewhere."""
+    header = read_header(path)
+    own = header.metadata
     found = own.get("split.no"), own.get("split.count")
     if found != place:
         raise BootError(
-            f"{path}: is marked as part {_one_based(found[0])} of {found[1]}, not {place[0] + 1} of {place[1]}"
+            f"{path}: is marked as part {_one_based(found[0])} of {quoted(found[1])}, not {place[0] + 1} of {place[1]}"
         )
     key = "split.tensors.count"
     if own.get(key) != metadata.get(key):
-        raise BootError(f"{path}: {key} is {own.get(key)}, but {metadata.get(key)} in the first part: another model's")
-    if double := next((name for name in tensors if name in before), None):
+        values = f"{quoted(own.get(key))}, but {quoted(metadata.get(key))} in the first part"
+        raise BootError(f"{path}: {key} is {values}: another model's")
+    if double := next((name for name in header.tensors if name in before), None):
         raise BootError(f"{path}: the tensor {double!r} is also in {before[double].path.name}: another model's part")
-    return tensors
+    return header

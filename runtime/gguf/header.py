@@ -3,24 +3,26 @@
 Every length is checked against the file before anything is read or allocated by it.
 """
 
+import errno
 import mmap
 import os
+import stat
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
-from messages.errors import BootError
+from messages.errors import BootError, quoted
 from runtime.gguf.block_types import BLOCK_TYPES, BlockType
 from runtime.model_files import find_other_content
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MOST_HEADER_BYTES = 64 << 20
-MOST_ENTRIES = 1 << 22
-"""The maximum size of an array. Vocabularies have up to 300,000 tokens and merges."""
+MOST_ENTRIES = 1 << 21
+"""The maximum size of an array that is read. The largest vocabularies have 300,000 tokens and 600,000 merges."""
 
 MOST_KEYS = 1 << 16
 MOST_TENSORS = 1 << 17
@@ -81,12 +83,12 @@ class HeaderReader:
     def u64(self) -> int:
         return READ_U64(self.data, self.advance(8))[0]
 
-    def text(self, most_bytes: int = MOST_HEADER_BYTES) -> str:
+    def text(self, most_bytes: int = MOST_HEADER_BYTES, errors: str = "strict") -> str:
         num_bytes = self.u64()
         if num_bytes > most_bytes:
             raise self.fault(f"a text of {num_bytes} bytes; the limit is {most_bytes}")
         begin = self.advance(num_bytes)
-        return self._decoded([self.data[begin : begin + num_bytes]])[0]
+        return self._decoded([self.data[begin : begin + num_bytes]], errors)[0]
 
     def value(self) -> Any:
         """Reads a metadata value, type first."""
@@ -94,29 +96,25 @@ class HeaderReader:
         if kind == STRING:
             return self.text()
         if kind == ARRAY:
-            kind, count = self.u32(), self._count()
+            kind, count = self.u32(), self.u64()
+            if count > MOST_ENTRIES:
+                raise self.fault(f"an array of {count} entries; the limit is {MOST_ENTRIES}")
             return self._decoded(self._texts(count)) if kind == STRING else self._numbers(kind, count)
         return self._numbers(kind, 1)[0]
 
     def skip_value(self) -> None:
-        """Moves past a metadata value. Texts in arrays, which may be a million, are not decoded."""
+        """Moves past a metadata value, of which nothing is decoded."""
         kind = self.u32()
         if kind == STRING:
             self.advance(self.u64())
         elif kind == ARRAY:
-            kind, count = self.u32(), self._count()
+            kind, count = self.u32(), self.u64()
             if kind == STRING:
                 self._skip_texts(count)
             else:
                 self.advance(count * self._num_bytes(kind))
         else:
             self.advance(self._num_bytes(kind))
-
-    def _count(self) -> int:
-        count = self.u64()
-        if count > MOST_ENTRIES:
-            raise self.fault(f"an array of {count} entries; the limit is {MOST_ENTRIES}")
-        return count
 
     def _num_bytes(self, kind: int) -> int:
         if kind == ARRAY:
@@ -150,9 +148,9 @@ class HeaderReader:
             texts.append(data[begin:position])
         return texts
 
-    def _decoded(self, texts: list[bytes]) -> list[str]:
+    def _decoded(self, texts: list[bytes], errors: str = "strict") -> list[str]:
         try:
-            return [text.decode() for text in texts]
+            return [text.decode(errors=errors) for text in texts]
         except UnicodeDecodeError as error:
             raise self.fault(f"the text {error.object[:20]!r} is not UTF-8") from None
 
@@ -168,7 +166,7 @@ class Metadata(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         if key not in self._values:
             self._reader.position = self._positions[key]
-            self._reader.subject = f"metadata {key!r}"
+            self._reader.subject = f"metadata {quoted(key)}"
             self._values[key] = self._reader.value()
         return self._values[key]
 
@@ -179,21 +177,40 @@ class Metadata(Mapping[str, Any]):
         return len(self._positions)
 
 
-def read_header(path: Path) -> tuple[Metadata, dict[str, GgufTensor]]:
-    """Returns the metadata and the tensors of one file. Raises `BootError` if it is damaged or no GGUF file."""
+class Header(NamedTuple):
+    """The header of one file, which has this many bytes."""
+
+    metadata: Metadata
+    tensors: dict[str, GgufTensor]
+    num_bytes: int
+
+
+def read_header(path: Path) -> Header:
+    """Returns the header of one file. Raises `BootError` if it is damaged or no GGUF file."""
     reader = _open(path)
     num_tensors, num_keys = _read_counts(reader)
     metadata = _find_values(reader, num_keys)
     table = reader.position
     alignment = _alignment(reader, metadata)
     reader.position = table
-    tensors = _read_tensors(reader, num_tensors, alignment)
-    return metadata, {tensor.name: tensor for tensor in tensors}
+    described = _read_table(reader, num_tensors)
+    num_bytes = reader.position
+    tensors = _place_tensors(reader, described, alignment)
+    return Header(metadata, {tensor.name: tensor for tensor in tensors}, num_bytes)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a file to read. Raises `OSError` for a pipe, which would be waited for, or another device."""
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 def _open(path: Path) -> HeaderReader:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             beginning = file.read(len(MAGIC))
             if beginning != MAGIC:
                 what = find_other_content(path) or f"is not a GGUF file: it begins with {beginning!r}, not {MAGIC!r}"
@@ -225,8 +242,8 @@ def _find_values(reader: HeaderReader, num_keys: int) -> Metadata:
     positions: dict[str, int] = {}
     for index in range(num_keys):
         reader.subject = f"metadata key {index + 1} of {num_keys}"
-        key = reader.text(MOST_KEY_BYTES)
-        reader.subject = f"metadata {key!r}"
+        key = reader.text(MOST_KEY_BYTES, errors="surrogateescape")
+        reader.subject = f"metadata {quoted(key)}"
         if key in positions:
             raise reader.fault("the key is there twice")
         positions[key] = reader.position
@@ -237,13 +254,16 @@ def _find_values(reader: HeaderReader, num_keys: int) -> Metadata:
 def _alignment(reader: HeaderReader, metadata: Metadata) -> int:
     alignment: object = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-        raise reader.fault(f"{str(alignment)[:20]} is not a power of two")
+        raise reader.fault(f"{quoted(alignment)} is not a power of two")
     return alignment
 
 
-def _read_tensors(reader: HeaderReader, num_tensors: int, alignment: int) -> list[GgufTensor]:
-    """Reads the tensor table. Checks that each tensor lies in the file, and no two overlap."""
-    described: dict[str, tuple[BlockType, tuple[int, ...], int]] = {}
+Described = dict[str, tuple[BlockType, tuple[int, ...], int]]
+"""Type, shape and offset of tensors by name."""
+
+
+def _read_table(reader: HeaderReader, num_tensors: int) -> Described:
+    described: Described = {}
     for index in range(num_tensors):
         reader.subject = f"tensor {index + 1} of {num_tensors}"
         name = reader.text(MOST_NAME_BYTES)
@@ -252,6 +272,11 @@ def _read_tensors(reader: HeaderReader, num_tensors: int, alignment: int) -> lis
             raise reader.fault("the tensor is there twice")
         shape = _read_shape(reader)
         described[name] = _read_type(reader, shape), shape, reader.u64()
+    return described
+
+
+def _place_tensors(reader: HeaderReader, described: Described, alignment: int) -> list[GgufTensor]:
+    """Returns the tensors of the table, which ends here. Checks that each lies in the file, and no two overlap."""
     begin = end = -(-reader.position // alignment) * alignment
     tensors: list[GgufTensor] = []
     for name, (block_type, shape, offset) in sorted(described.items(), key=lambda item: item[1][2]):

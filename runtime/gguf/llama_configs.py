@@ -10,7 +10,7 @@ def phi3_config(fields: ModelFields) -> dict[str, Any]:
     context = config["max_position_embeddings"]
     return {
         **config,
-        "sliding_window": int(fields.number("attention.sliding_window", 0.0)) or None,
+        "sliding_window": fields.whole("attention.sliding_window") or None,
         "original_max_position_embeddings": fields.count("rope.scaling.original_context_length", context),
     }
 

@@ -38,7 +38,8 @@ def _experts(fields: ModelFields) -> dict[str, Any]:
 def _hybrid_config(fields: ModelFields) -> dict[str, Any]:
     """The file may have layers that predict further tokens, after those of the model."""
     config = llama_config(fields, rotates_parts=True)
-    num_all, num_nextn = config["num_hidden_layers"], int(fields.number("nextn_predict_layers", 0.0))
+    num_all = config["num_hidden_layers"]
+    num_nextn = fields.num_nextn(num_all)
     flags = fields.flags("attention.recurrent_layers", num_all, fields.count("full_attention_interval", PERIOD))
     kinds = ["linear_attention" if is_recurrent else "full_attention" for is_recurrent in flags]
     num_values = fields.count("ssm.time_step_rank")
@@ -72,7 +73,7 @@ def mamba2_config(fields: ModelFields) -> dict[str, Any]:
     return {
         **_mamba_sizes(fields, MAMBA2_NAMES),
         "hidden_size": fields.count("embedding_length"),
-        "num_hidden_layers": fields.count("block_count"),
+        "num_hidden_layers": fields.num_layers(),
         "max_position_embeddings": fields.count("context_length"),
         "layer_norm_epsilon": fields.number("attention.layer_norm_rms_epsilon"),
         "use_conv_bias": fields.has("blk.0.ssm_conv1d.bias"),
@@ -81,7 +82,7 @@ def mamba2_config(fields: ModelFields) -> dict[str, Any]:
 
 def _kv_heads(fields: ModelFields) -> list[int]:
     """Returns the key/value heads of each layer, 0 for one without attention."""
-    return fields.counts("attention.head_count_kv", fields.count("block_count"), least=0)
+    return fields.counts("attention.head_count_kv", fields.num_layers(), least=0)
 
 
 def granite_hybrid_config(fields: ModelFields) -> dict[str, Any]:
@@ -89,7 +90,7 @@ def granite_hybrid_config(fields: ModelFields) -> dict[str, Any]:
     inner_size, hidden_size = fields.count("ssm.inner_size"), config["hidden_size"]
     if inner_size % hidden_size:
         raise fields.fault("ssm.inner_size", inner_size, f"it must be a multiple of {hidden_size}")
-    num_experts = int(fields.number("expert_count", 0.0))
+    num_experts = fields.whole("expert_count")
     return {
         **config,
         **_mamba_sizes(fields, BAMBA_NAMES),
@@ -106,8 +107,9 @@ def granite_hybrid_config(fields: ModelFields) -> dict[str, Any]:
 
 def nemotron_h_config(fields: ModelFields) -> dict[str, Any]:
     """The file may have layers that predict further tokens, after those of the model."""
-    config, num_nextn = llama_config(fields, rotates_parts=True), int(fields.number("nextn_predict_layers", 0.0))
+    config = llama_config(fields, rotates_parts=True)
     num_layers = config["num_hidden_layers"]
+    num_nextn = fields.num_nextn(num_layers)
     sizes = zip(_kv_heads(fields), fields.counts("feed_forward_length", num_layers, least=0), strict=True)
     mlp = "moe" if fields.number("expert_count", 0.0) else "mlp"
     kinds = ["full_attention" if heads else mlp if size else "linear_attention" for heads, size in sizes]
@@ -119,7 +121,7 @@ def nemotron_h_config(fields: ModelFields) -> dict[str, Any]:
         "num_nextn_predict_layers": num_nextn,
         "layers_block_type": kinds[: num_layers - num_nextn],
         "layer_norm_epsilon": config["rms_norm_eps"],
-        "use_conv_bias": fields.has(f"blk.{kinds.index('linear_attention')}.ssm_conv1d.bias"),
+        "use_conv_bias": any(fields.has(f"blk.{index}.ssm_conv1d.bias") for index in range(num_layers)),
     }
 
 
@@ -162,7 +164,7 @@ def lfm2_config(fields: ModelFields) -> dict[str, Any]:
 
 def lfm2_moe_config(fields: ModelFields) -> dict[str, Any]:
     fields.require("expert_gating_func", SIGMOID)
-    num_dense = int(fields.number("leading_dense_block_count", 0.0))
+    num_dense = fields.whole("leading_dense_block_count")
     return {
         **lfm2_config(fields),
         **fields.experts(),

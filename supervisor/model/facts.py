@@ -12,7 +12,8 @@ from runtime.pooling_files import read_pooling_facts
 from runtime.special_tokens import find_token_id, read_fields, special_texts
 from supervisor.model.sampling_defaults import find_sampling_defaults
 
-CONTEXT_KEYS = ("n_positions", "max_position_embeddings", "n_ctx")
+CONTEXT_KEYS = ("n_positions", "max_position_embeddings", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length")
+"""Fields of config.json with the context in tokens; the first that is there decides. MPT has max_seq_len."""
 SIZE_KEYS = ("hidden_size", "n_embd", "d_model")
 
 UNKNOWN_SIZE = 1024

@@ -79,13 +79,23 @@ def _kind(model: ModelConfig) -> str:
     return "none" if model.load_format == "dummy" else model.load_format
 
 
+def check_is_utf8(flag: str, text: str) -> None:
+    """Raises `UsageError` for a path or name that is not UTF-8, so that no message can have it."""
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise UsageError(f"{flag}: {os.fsencode(text)!r} is not UTF-8; rename it, or make a link to it and name that")
+
+
 def _find(wanted: Wanted, console: Console | None) -> Path:
     """Returns the directory of the model, which may be one that is written for a file in GGUF."""
     flag, name = wanted.flag, wanted.name
+    check_is_utf8(flag, name)
     path = Path(name).expanduser()
+    check_is_utf8(flag, str(path.absolute()))
     if path.is_dir():
         found = find_gguf(path, wanted.gguf_file) if _is_for_gguf(wanted, path) else path.absolute()
     elif path.exists():
+        if not path.is_file():
+            raise UsageError(f"{flag}: {name} is neither a directory nor a file, but a pipe, a socket or a device")
         if not is_gguf(path):
             raise UsageError(
                 f"{flag}: {name} is a file, but not in GGUF; give the directory with config.json and weights"
@@ -99,6 +109,7 @@ def _find(wanted: Wanted, console: Console | None) -> Path:
         raise UsageError(f"{flag}: there is no directory or file {path.absolute()}")
     else:
         found = _fetch(wanted, console)
+    check_is_utf8(flag, str(found))
     if found.is_dir():
         return found
     if wanted.kind in ("safetensors", "pt"):

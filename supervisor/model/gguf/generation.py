@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from messages.errors import BootError
+from messages.errors import BootError, quoted
 from runtime.chat_files import MORE_TEMPLATES, TEMPLATE_FILE
 
 TEMPLATE_KEY = "tokenizer.chat_template"
-TEMPLATE_NAME = re.compile(r"\w+", re.ASCII)
+TEMPLATE_KEYS = re.compile(rf"{re.escape(TEMPLATE_KEY)}\.\w{{1,64}}", re.ASCII)
+MOST_TEMPLATES = 64
 
 SAMPLING_KEYS = {
     "temperature": "general.sampling.temp",
@@ -54,17 +55,22 @@ def _end_token_ids(metadata: Mapping[str, Any]) -> list[int]:
 def _value(metadata: Mapping[str, Any], key: str, *types: type) -> Any:
     value = metadata[key]
     if type(value) not in types:
-        raise BootError(f"metadata {key} is {str(value)[:60]!r}, not a number")
+        raise BootError(f"metadata {key} is {quoted(value)}, not a number")
     return value
 
 
 def write_chat_templates(metadata: Mapping[str, Any], directory: Path) -> None:
-    """Writes the model's chat templates, if it has any, as files that `read_chat_files` finds."""
-    for key, template in metadata.items():
-        if not key.startswith(TEMPLATE_KEY) or not isinstance(template, str):
-            continue
-        name = key.removeprefix(TEMPLATE_KEY).removeprefix(".")
-        file = directory / (f"{MORE_TEMPLATES}/{name}.jinja" if name else TEMPLATE_FILE)
-        if not name or TEMPLATE_NAME.fullmatch(name):
+    """Writes the model's chat templates, if it has any, as files that `read_chat_files` finds.
+
+    An empty template is none, as in llama.cpp.
+    """
+    keys = [key for key in metadata if key == TEMPLATE_KEY or TEMPLATE_KEYS.fullmatch(key)]
+    if len(keys) > MOST_TEMPLATES:
+        raise BootError(f"the metadata has {len(keys)} chat templates; the limit is {MOST_TEMPLATES}")
+    for key in keys:
+        template: object = metadata[key]
+        if isinstance(template, str) and template.strip():
+            name = key.removeprefix(TEMPLATE_KEY).removeprefix(".")
+            file = directory / (f"{MORE_TEMPLATES}/{name}.jinja" if name else TEMPLATE_FILE)
             file.parent.mkdir(exist_ok=True)
             file.write_text(template, encoding="utf-8")

@@ -78,7 +78,7 @@ def test_alignment_and_version_2(tmp_path: Path, alignment: int):
         (1, None, r"split-00001-of-00003.gguf: 1 of its 3 parts are not there: split-00002-of-00003.gguf"),
         (1, {"split.no": 2}, r"split-00002-of-00003.gguf: is marked as part 3 of 3, not 2 of 3"),
         (1, {"split.count": 4}, r"split-00002-of-00003.gguf: is marked as part 2 of 4, not 2 of 3"),
-        (1, {"split.no": "x"}, r"split-00002-of-00003.gguf: is marked as part x of 3"),
+        (1, {"split.no": "x"}, r"split-00002-of-00003.gguf: is marked as part 'x' of 3"),
         (2, {"split.tensors.count": 6}, r"split-00003-of-00003.gguf: split.tensors.count is 6, but 5 in the first"),
         (2, {"tensor": "tensor.1"}, r"split-00003-of-00003.gguf: the tensor 'tensor.1' is also in split-00001"),
         (2, {"tensor": ""}, r"split-00001-of-00003.gguf: the 3 parts have 4 tensors, but split.tensors.count is 5"),

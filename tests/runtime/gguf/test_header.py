@@ -52,7 +52,7 @@ def test_the_frame_of_a_file(tmp_path: Path, content: bytes, complaint: str):
     [
         (with_key(struct.pack("<IQ", STRING, 1 << 60)), rf"'key', at byte 47: {1 << 60} bytes are due here"),
         (with_key(struct.pack("<IQ", STRING, (1 << 64) - 1)), r"'key', at byte 47: 18446744073709551615 bytes are due"),
-        (with_key(struct.pack("<IIQ", 9, STRING, 10**9)), r"an array of 1000000000 entries; the limit is"),
+        (with_key(struct.pack("<IIQ", 9, STRING, 10**9)), r"8000000000 bytes are due here, but the file ends"),
         (with_key(struct.pack("<IIQ", 9, 6, 10**6)), r"4000000 bytes are due here, but the file ends"),
         (with_key(struct.pack("<IIQ", 9, STRING, 10**6)), r"8000000 bytes are due here, but the file ends"),
         (with_key(struct.pack("<IIQQ", 9, STRING, 1, 1 << 63)), r"bytes are due here, but the file ends"),
@@ -61,10 +61,9 @@ def test_the_frame_of_a_file(tmp_path: Path, content: bytes, complaint: str):
         (with_key(struct.pack("<I", 99)), r"there is no value type 99"),
         (gguf_bytes({"key": 1})[:16] + b"\2" + bytes(7) + 2 * gguf_bytes({"key": 1})[24:], r"'key'.*is there twice"),
         (gguf_bytes({"k" * 2000: 1}), r"a text of 2000 bytes; the limit is 1024"),
-        (gguf_bytes({b"\xff": 1}), r"the text b'\\xff' is not UTF-8"),  # pyright: ignore
         (gguf_bytes({"general.alignment": 0}), r"'general.alignment'.* 0 is not a power of two"),
         (gguf_bytes({"general.alignment": 48}), r"48 is not a power of two"),
-        (gguf_bytes({"general.alignment": "x" * 999}), r"xxx is not a power of two"),
+        (gguf_bytes({"general.alignment": "x" * 999}), r"xxx… is not a power of two"),
     ]
 )
 def test_metadata(tmp_path: Path, content: bytes, complaint: str):

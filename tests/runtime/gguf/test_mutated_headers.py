@@ -2,7 +2,6 @@
 
 import os
 import random
-import struct
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from messages.errors import BootError
 from runtime.gguf.conversion import list_tensors, read_config
 from runtime.gguf.gguf_file import read_gguf
-from tests.gguf_files import Stored, Typed, gguf_bytes
+from tests.gguf_files import Stored, Typed, gguf_bytes, mutated
 
 NUM_HEADERS = int(os.environ.get("SLUICE_MUTATED_HEADERS", "3000"))
 MOST_BYTES = 4 << 20
@@ -54,31 +53,6 @@ CONTENT = gguf_bytes(
     },
 )
 HEADER_BYTES = CONTENT.index(b"blk.0.ffn_down.weight") + 64
-EXTREMES = [0, 1, 2, 3, 7, 8, 9, 31, 33, 255, 1 << 16, 1 << 31, (1 << 32) - 1, 10**9, 1 << 60, 1 << 63, (1 << 64) - 1]
-
-
-def mutated(rng: random.Random) -> bytes:
-    """Returns the content with one to four changes in its header."""
-    content = bytearray(CONTENT)
-    for _ in range(rng.randrange(1, 5)):
-        place = rng.randrange(min(HEADER_BYTES, len(content)) or 1)
-        match rng.randrange(7):
-            case 0:
-                content[place : place + 1] = rng.randbytes(1)
-            case 1:
-                content[place : place + 8] = struct.pack("<Q", rng.choice(EXTREMES))
-            case 2:
-                content[place : place + 4] = struct.pack("<I", rng.choice(EXTREMES) & 0xFFFFFFFF)
-            case 3:
-                del content[place : place + rng.randrange(1, 40)]
-            case 4:
-                content[place:place] = rng.randbytes(rng.randrange(1, 40))
-            case 5:
-                del content[max(1, rng.choice([place, len(content) - rng.randrange(1000)])) :]
-            case _:
-                other = rng.randrange(HEADER_BYTES)
-                content[place : place + 16] = content[other : other + 16]
-    return bytes(content)
 
 
 def read_all(path: Path) -> None:
@@ -100,7 +74,7 @@ def test_mutated_headers(tmp_path: Path):
     tracemalloc.start()
     try:
         for _ in range(NUM_HEADERS):
-            path.write_bytes(mutated(rng))
+            path.write_bytes(mutated(rng, CONTENT, HEADER_BYTES))
             try:
                 read_all(path)
             except BootError as error:

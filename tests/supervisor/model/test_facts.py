@@ -57,6 +57,10 @@ def test_end_tokens_are_those_of_both_configurations(tmp_path: Path, eos, genera
     assert facts_of(tmp_path).eos_token_ids == expected
 
 
+def test_the_context_of_mpt(tmp_path: Path):
+    assert facts_of(write_model(tmp_path, {"vocab_size": 100, "max_seq_len": 2048})).max_model_len == 2048
+
+
 def test_the_end_token_of_a_nested_configuration_counts(tmp_path: Path):
     write_model(tmp_path, {**CONFIG, "text_config": {"eos_token_id": [5, 2]}})
     assert facts_of(tmp_path).eos_token_ids == (2, 5)

@@ -41,6 +41,32 @@ def test_a_path_that_does_not_exist_is_not_looked_up_on_the_hub(name: str):
         find_tokenizer(ModelConfig(tokenizer=name), Path("/model"))
 
 
+def test_a_pipe_is_no_model(tmp_path: Path):
+    """Its other end may never be written."""
+    os.mkfifo(tmp_path / "m.gguf")
+    with pytest.raises(UsageError, match=r"--model: .*m\.gguf is neither a directory nor a file, but a pipe"):
+        find_model(ModelConfig(model=str(tmp_path / "m.gguf")))
+    with pytest.raises(BootError, match=r"m\.gguf: .*it is not a regular file"):
+        find_model(ModelConfig(model=str(tmp_path), load_format="gguf"))
+
+
+@pytest.mark.parametrize("name", ["./\udcff.gguf", "\udcff/model"])
+def test_a_path_that_is_not_utf8_is_one_line(name: str):
+    with pytest.raises(UsageError, match=r"--model: b'.*\\xff.*' is not UTF-8; rename it, or make a link"):
+        find_model(ModelConfig(model=name))
+    with pytest.raises(UsageError, match=r"--tokenizer: .* is not UTF-8"):
+        find_tokenizer(ModelConfig(tokenizer=name), Path("/model"))
+
+
+def test_a_file_in_a_directory_that_is_not_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    directory = tmp_path / "\udcff"
+    directory.mkdir()
+    monkeypatch.chdir(directory)
+    write_model(directory / "m.gguf")
+    with pytest.raises(UsageError, match="is not UTF-8"):
+        find_model(ModelConfig(model="m.gguf"))
+
+
 @pytest.fixture
 def gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model in a directory of its own; the cache is next to it."""
@@ -87,14 +113,11 @@ def test_the_directory_of_a_file_leads_to_itself(gguf: Path):
 def test_other_directories_need_no_tokenizer_of_the_file(gguf: Path, tmp_path: Path):
     (tmp_path / "tokenizer.json").touch()
     config = ModelConfig(model=str(gguf), tokenizer=str(tmp_path))
-    assert {file.name for file in find_model(config).iterdir()} == {
-        "config.json",
-        "generation_config.json",
-        "model.gguf",
-    }
+    names = {"config.json", "generation_config.json", "model.gguf", "source.json"}
+    assert {file.name for file in find_model(config).iterdir()} == names
     assert find_tokenizer(config, Path("/model")) == tmp_path
     of_file = find_tokenizer(ModelConfig(tokenizer=str(gguf)), Path("/model"))
-    assert {file.name for file in of_file.iterdir()} == {"tokenizer.json", "tokenizer_config.json"}
+    assert {file.name for file in of_file.iterdir()} == {"tokenizer.json", "tokenizer_config.json", "source.json"}
     assert (find_draft_model(str(gguf), ModelConfig()) / "model.gguf").readlink() == gguf
 
 

@@ -6,7 +6,7 @@ tokenizer.json, the table has the model's. The syntax is Oniguruma's, which the 
 
 from typing import NamedTuple
 
-from messages.errors import BootError
+from messages.errors import BootError, quoted
 
 PRE_KEY = "tokenizer.ggml.pre"
 
@@ -179,7 +179,9 @@ def find_pre_tokenizer(name: object) -> PreTokenizer:
     """Returns the pre-tokenizer of `tokenizer.ggml.pre`. Raises `BootError` if the file has none, or an unknown one."""
     if isinstance(name, str) and name in PRE_TOKENIZERS:
         return PRE_TOKENIZERS[name]
-    fault = "is missing: the file is older than this field" if name is None else f"is {name!r}, which is unknown here"
+    fault = f"is {quoted(name)}, which is unknown here"
+    if name is None:
+        fault = "is missing: the file is older than this field"
     raise BootError(
         f"{PRE_KEY} {fault}, so how the tokenizer splits text into words is not known. Convert the model again with a "
         "newer llama.cpp, or give a directory with the model's tokenizer.json with --tokenizer"

@@ -1,8 +1,13 @@
 """SentencePiece's byte-pair encoding: the scores of the pieces order the merges."""
 
+from collections.abc import Iterator, Mapping
+
 from messages.errors import BootError
 from supervisor.model.gguf.tokenizer.parts import SPACE, Part, Parts, byte_pair_model, piece_decoder, replace, sequence
-from supervisor.model.gguf.tokenizer.vocabulary import PREFIX, TokenType, Vocabulary
+from supervisor.model.gguf.tokenizer.vocabulary import PREFIX, TokenType, Vocabulary, refuse
+
+MOST_CHARS, MOST_MERGES = 1 << 28, 1 << 21
+"""The characters of pairs that are looked for, and the pairs that are found."""
 
 
 def sentence_piece_parts(vocabulary: Vocabulary) -> Parts:
@@ -31,12 +36,16 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
         for text, score, kind in zip(vocabulary.texts, scores, vocabulary.types, strict=True)
         if kind in (TokenType.NORMAL, TokenType.UNUSED)
     }
-    merges = [
-        (-score, -cut, text[:cut], text[cut:])
-        for text, score in pieces.items()
-        for cut in range(1, len(text))
-        if text[:cut] in pieces and text[cut:] in pieces
-    ]
+    merges: list[tuple[float, int, str, str]] = []
+    num_chars = 0
+    for text, prefixes in _with_prefixes(pieces):
+        num_chars += len(text) * len(prefixes)
+        if num_chars > MOST_CHARS or len(merges) > MOST_MERGES:
+            refuse("tokens", "have too many other tokens within them")
+        for left in prefixes:
+            right = text[len(left) :]
+            if right in pieces:
+                merges.append((-pieces[text], -len(left), left, right))
     if len(merges) > 1 and len({merge[0] for merge in merges}) == 1:
         raise BootError(
             f"{PREFIX}scores: all {len(merges)} merges have the same score, so their order is not in the file: it was "
@@ -45,3 +54,13 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
         )
     merges.sort(key=lambda merge: merge[:2])
     return [(left, right) for _, _, left, right in merges]
+
+
+def _with_prefixes(pieces: Mapping[str, float]) -> Iterator[tuple[str, list[str]]]:
+    """Yields each piece with the other pieces that it begins with. In order, those are the last ones before it."""
+    prefixes: list[str] = []
+    for text in sorted(pieces):
+        while prefixes and not text.startswith(prefixes[-1]):
+            prefixes.pop()
+        yield text, prefixes
+        prefixes.append(text)

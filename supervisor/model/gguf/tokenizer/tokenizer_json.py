@@ -15,7 +15,14 @@ from supervisor.model.gguf.tokenizer.byte_pairs import byte_pair_parts
 from supervisor.model.gguf.tokenizer.parts import Part, Parts
 from supervisor.model.gguf.tokenizer.sentence_pieces import sentence_piece_parts
 from supervisor.model.gguf.tokenizer.unigrams import unigram_parts
-from supervisor.model.gguf.tokenizer.vocabulary import ID_KEYS, TokenType, Vocabulary, read_vocabulary, refuse
+from supervisor.model.gguf.tokenizer.vocabulary import (
+    ID_KEYS,
+    TokenType,
+    Vocabulary,
+    read_text,
+    read_vocabulary,
+    refuse,
+)
 from supervisor.model.gguf.tokenizer.word_pieces import word_piece_parts
 
 KINDS: dict[str, Callable[[Vocabulary], Parts]] = {
@@ -31,8 +38,11 @@ KEEPS_BLANKS = ("<unk>", "<s>", "<|endoftext|>")
 """Tokens of Phi-3 that do not drop the blanks after them, as its others do (which is not in the file)."""
 
 
-def write_tokenizer(metadata: Mapping[str, Any], directory: Path) -> None:
-    """Writes both files. Raises `BootError` if the tokenizer is damaged, or of an unknown kind."""
+def write_tokenizer(metadata: Mapping[str, Any], directory: Path) -> int:
+    """Writes both files, and returns the number of tokens.
+
+    Raises `BootError` if the tokenizer is damaged, or of an unknown kind.
+    """
     vocabulary = read_vocabulary(metadata, tuple(KINDS))
     parts = KINDS[vocabulary.kind](vocabulary)
     tokenizer = {
@@ -55,11 +65,12 @@ def write_tokenizer(metadata: Mapping[str, Any], directory: Path) -> None:
     }
     (directory / TOKENIZER_JSON).write_bytes(msgspec.json.encode(tokenizer))
     (directory / CONFIG_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(config)))
+    return len(vocabulary.texts)
 
 
 def _added_tokens(vocabulary: Vocabulary) -> list[Part]:
     """Returns the tokens whose text is found in a prompt before anything else is done with it."""
-    name = str(vocabulary.metadata.get("general.name", "")).lower()
+    name = read_text(vocabulary.metadata, "general.name").lower()
     drops_blanks = "phi-3" in name or "phi3" in name
     named = set(vocabulary.named_ids().values())
     tokens: list[Part] = []

@@ -43,5 +43,5 @@ def _encode(charsmap: Any) -> str:
     """Returns the table of character replacements, a list of signed or unsigned bytes, in base 64."""
     try:
         return base64.b64encode(bytes(byte & 0xFF for byte in charsmap)).decode()
-    except TypeError:
+    except (TypeError, ValueError):
         refuse(CHARSMAP, "is no list of bytes")

@@ -1,5 +1,6 @@
 """The vocabulary in a GGUF file's metadata, checked: tokens with their types and scores, merges, and special tokens."""
 
+import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -7,7 +8,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NoReturn, cast
 
-from messages.errors import BootError
+from messages.errors import BootError, quoted
+
+MOST_TOKENS = 1 << 20
+MOST_TOKEN_CHARS = 1024
+"""The longest tokens of real models are runs of some hundred spaces."""
+
+MOST_MERGE_CHARS = MOST_TOKEN_CHARS + 1
 
 PREFIX = "tokenizer.ggml."
 ID_KEYS = {
@@ -37,6 +44,9 @@ SPECIAL_TEXT = re.compile(
 
 ALWAYS_NAMED = ("bos_token", "eos_token")
 """Named in tokenizer_config.json even if the file marks them as text."""
+
+
+log = logging.getLogger("sluice.gguf")
 
 
 class TokenType(IntEnum):
@@ -78,26 +88,33 @@ class Vocabulary:
     def flag(self, key: str, default: bool) -> bool:
         """Returns a switch of the metadata. Raises `BootError` if it is no boolean."""
         value = self.metadata.get(PREFIX + key, default)
-        return value if isinstance(value, bool) else refuse(key, f"is {value!r}, not true or false")
+        return value if isinstance(value, bool) else refuse(key, f"is {quoted(value)}, not true or false")
 
     def scores(self) -> list[float]:
         """Returns a number per token. Raises `BootError` if one is missing or not finite."""
         scores = _entries(self.metadata, "scores", len(self.texts), (int, float))
         for token_id, score in enumerate(scores):
             if not math.isfinite(score):
-                refuse("scores", f"token {token_id} ({self.texts[token_id]!r}) has the score {score}")
+                refuse("scores", f"token {token_id} ({quoted(self.texts[token_id])}) has the score {score}")
         return scores
 
     def merges(self) -> list[tuple[str, str]]:
-        """Returns the pairs that are merged, the first ones first. Raises `BootError` unless all name tokens."""
+        """Returns the pairs that are merged, the first ones first.
+
+        An entry that does not make a token of two tokens can make none: it is left out, with a warning.
+        """
         known = set(self.texts)
         merges: dict[tuple[str, str], None] = {}
-        for index, merge in enumerate(_entries(self.metadata, "merges", None, str)):
+        num_other, other = 0, ""
+        for merge in _entries(self.metadata, "merges", None, str):
             split = merge.find(" ", 1)
             pair = merge[:split], merge[split + 1 :]
-            if split < 0 or not known.issuperset((*pair, "".join(pair))):
-                refuse("merges", f"entry {index} ({merge!r}) does not make a token of two tokens")
-            merges[pair] = None
+            if len(merge) <= MOST_MERGE_CHARS and split > 0 and known.issuperset((*pair, "".join(pair))):
+                merges[pair] = None
+            else:
+                num_other, other = num_other + 1, other or merge
+        if num_other:
+            log.warning("%d merges do not make a token of two tokens and are not used: %s", num_other, quoted(other))
         return list(merges)
 
 
@@ -105,7 +122,7 @@ def read_vocabulary(metadata: Mapping[str, Any], kinds: Sequence[str]) -> Vocabu
     """Returns the vocabulary. Raises `BootError`, with key and entry, if it is damaged or its kind not in `kinds`."""
     kind: Any = metadata.get(PREFIX + "model")
     if not isinstance(kind, str) or kind not in kinds:
-        fault = "is missing" if kind is None else f"is {kind!r}"
+        fault = "is missing" if kind is None else f"is {quoted(kind)}"
         raise BootError(
             f"{PREFIX}model {fault}: this kind of tokenizer cannot be read from a GGUF file ({', '.join(kinds)} can); "
             "give a directory with the model's tokenizer.json with --tokenizer"
@@ -117,6 +134,15 @@ def read_vocabulary(metadata: Mapping[str, Any], kinds: Sequence[str]) -> Vocabu
     return Vocabulary(kind, texts, types, _special_ids(metadata, kind, len(texts)), metadata)
 
 
+def read_text(metadata: Mapping[str, Any], key: str) -> str:
+    """Returns a text that the file need not have: empty if it is missing, or no text."""
+    try:
+        value = metadata.get(key)
+    except BootError:  # it is not UTF-8
+        return ""
+    return value if isinstance(value, str) else ""
+
+
 def refuse(key: str, fault: str) -> NoReturn:
     raise BootError(f"the tokenizer in the GGUF file is damaged: {PREFIX}{key}: {fault}")
 
@@ -124,10 +150,15 @@ def refuse(key: str, fault: str) -> NoReturn:
 def _texts(metadata: Mapping[str, Any]) -> list[str]:
     texts: list[str] = []
     first: dict[str, int] = {}
-    for token_id, text in enumerate(_entries(metadata, "tokens", None, str)):
+    entries = _entries(metadata, "tokens", None, str)
+    if len(entries) > MOST_TOKENS:
+        refuse("tokens", f"has {len(entries)} entries; the limit is {MOST_TOKENS}")
+    for token_id, text in enumerate(entries):
         text = text or f"[EMPTY_{token_id}]"  # as llama.cpp names them
+        if len(text) > MOST_TOKEN_CHARS:
+            refuse("tokens", f"token {token_id} has {len(text)} characters; the limit is {MOST_TOKEN_CHARS}")
         if first.setdefault(text, token_id) != token_id:
-            refuse("tokens", f"tokens {first[text]} and {token_id} are the same: {text!r}")
+            refuse("tokens", f"tokens {first[text]} and {token_id} are the same: {quoted(text)}")
         texts.append(text)
     return texts or refuse("tokens", "has no tokens")
 
@@ -138,9 +169,12 @@ def _special_ids(metadata: Mapping[str, Any], kind: str, num_tokens: int) -> dic
         token_id = metadata.get(PREFIX + key)
         if token_id is None:
             continue
-        if not isinstance(token_id, int) or not 0 <= token_id < num_tokens:
-            refuse(key, f"{token_id!r} is not the id of one of the {num_tokens} tokens")
-        ids[name] = token_id
+        if type(token_id) is not int:
+            refuse(key, f"{quoted(token_id)} is not the id of a token")
+        if 0 <= token_id < num_tokens:
+            ids[name] = token_id
+        else:  # as llama.cpp does
+            log.warning("%s%s is %d, which is none of the %d tokens: it is not used", PREFIX, key, token_id, num_tokens)
     return ids
 
 
@@ -154,5 +188,5 @@ def _entries(metadata: Mapping[str, Any], key: str, count: int | None, kind: Any
         refuse(key, f"has {len(entries)} entries for {count} tokens")
     for index, value in enumerate(entries):
         if not isinstance(value, kind):
-            refuse(key, f"entry {index} is {value!r:.80}")
+            refuse(key, f"entry {index} is {quoted(value)}")
     return entries

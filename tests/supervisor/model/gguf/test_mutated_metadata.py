@@ -9,11 +9,14 @@ import pytest
 
 from messages.config.server import ModelConfig
 from messages.errors import SluiceError
+from scheduler_proc.computing.loading.gguf_check import check_gguf
 from supervisor.model.facts import read_model_facts
+from supervisor.model.gguf import model_directory
 from supervisor.model.gguf.model_directory import Parts, find_directory
-from tests.gguf_files import MODEL_METADATA, Typed, write_model
+from tests.gguf_files import MODEL_METADATA, Typed, mutated, write_model
 
 NUM_MODELS = int(os.environ.get("SLUICE_MUTATED_MODELS", "200"))
+MOST_ERROR_CHARS = 1000
 METADATA: dict[str, Any] = MODEL_METADATA | {
     "general.name": "mutated",
     "general.sampling.temp": 0.5,
@@ -35,16 +38,39 @@ VALUES: list[Any] = [
 ]
 
 
-def test_mutated_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture(autouse=True)
+def _in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The check of tensors needs no process of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(model_directory, "_check_tensors", check_gguf)
+
+
+def is_refused(path: Path) -> bool:
+    """True if the model in the file is refused with an error that names a file, and is not long."""
+    try:
+        directory = find_directory(path, Parts.MODEL | Parts.TOKENIZER)
+        read_model_facts(ModelConfig(), directory, directory, "m")
+    except SluiceError as error:
+        assert path.name in str(error) or "config.json" in str(error), error  # noqa: PT017
+        assert len(str(error)) < MOST_ERROR_CHARS, error  # noqa: PT017
+        assert "cannot be read (" not in str(error), error  # noqa: PT017  (an exception that no one has thought of)
+        return True
+    return False
+
+
+def test_mutated_metadata(tmp_path: Path):
     path, rng, num_refused = tmp_path / "m.gguf", random.Random(38), 0
     for _ in range(NUM_MODELS):
         changed: dict[str, Any] = {key: rng.choice(VALUES) for key in rng.sample(sorted(METADATA), rng.randrange(1, 4))}
-        write_model(path, METADATA | changed)
-        try:
-            directory = find_directory(path, Parts.MODEL | Parts.TOKENIZER)
-            read_model_facts(ModelConfig(), directory, directory, "m")
-        except SluiceError as error:
-            assert path.name in str(error) or "config.json" in str(error), error  # noqa: PT017
-            num_refused += 1
+        num_refused += is_refused(write_model(path, METADATA | changed))
+    assert 0 < num_refused < NUM_MODELS
+
+
+def test_mutated_headers(tmp_path: Path):
+    """As in tests/runtime/gguf, with all that the launcher does: tokenizer, templates, and the check of tensors."""
+    path, rng, num_refused = write_model(tmp_path / "m.gguf", METADATA), random.Random(51), 0
+    content = path.read_bytes()
+    for _ in range(NUM_MODELS):
+        path.write_bytes(mutated(rng, content, content.index(b"blk.0.attn_v.bias") + 64))
+        num_refused += is_refused(path)
     assert 0 < num_refused < NUM_MODELS

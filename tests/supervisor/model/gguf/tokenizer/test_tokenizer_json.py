@@ -150,10 +150,10 @@ def test_unigrams(tmp_path: Path) -> None:
         ("gpt-2", {"tokens": ["a", "b", "a"], "token_type": [1, 1, 1]}, "tokens 0 and 2 are the same: 'a'"),
         ("gpt-2", {"token_type": [1]}, r"token_type: has 1 entries for \d+ tokens"),
         ("gpt-2", {"merges": None}, "merges: is missing"),
-        ("gpt-2", {"merges": ["H e", "Q Z"]}, r"merges: entry 1 \('Q Z'\) does not make a token of two tokens"),
-        ("gpt-2", {"merges": ["He"]}, r"merges: entry 0 \('He'\)"),
-        ("gpt-2", {"bos_token_id": 1 << 20}, r"bos_token_id: 1048576 is not the id of one of the \d+ tokens"),
-        ("gpt-2", {"eos_token_id": -1}, "eos_token_id: -1 is not"),
+        ("gpt-2", {"eos_token_id": "x" * 999}, r"eos_token_id: 'x{59}… is not the id of a token"),
+        ("gpt-2", {"model": "x" * 999}, "tokenizer.ggml.model is 'x{59}…: this kind"),
+        ("gpt-2", {"pre": "x" * 999}, "tokenizer.ggml.pre is 'x{59}…, which is unknown"),
+        ("gpt-2", {"tokens": ["x" * 1025], "token_type": [1]}, "token 0 has 1025 characters; the limit is 1024"),
         ("gpt-2", {"add_bos_token": 1}, "add_bos_token: is 1, not true or false"),
         ("gpt-2", {"bos_token_id": None, "add_bos_token": True}, "bos_token_id: is missing"),
         ("llama-spm", {"scores": None}, "scores: is missing"),
@@ -166,6 +166,24 @@ def test_damaged_metadata(name: str, fields: dict[str, Any], words: str, tmp_pat
     with pytest.raises(BootError, match=words):
         write_tokenizer(metadata, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_llama_cpp_does_not_use_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Merges that make no token, and special tokens outside the vocabulary."""
+    metadata = reduced_metadata("gpt-2") | {T + "bos_token_id": 1 << 20, T + "eos_token_id": -1}
+    tokenizer = tokenizer_of(metadata | {T + "merges": ["H e", "Q Z", "He", "H \u0120", " "]}, tmp_path)
+    assert tokenizer.encode("He").tokens == ["He"]
+    assert read_chat_files(str(tmp_path)).special_tokens == {}
+    assert "4 merges do not make a token of two tokens and are not used: 'Q Z'" in caplog.text
+    assert "bos_token_id is 1048576, which is none of the" in caplog.text
+
+
+def test_pieces_within_pieces_are_bounded(tmp_path: Path) -> None:
+    """The pairs that make a piece grow with the square of the pieces that begin each other."""
+    tokens = ["<unk>", "<s>", "</s>", *("a" * count for count in range(1, 1025))]
+    metadata = {T + "model": "llama", T + "tokens": tokens, T + "scores": [-float(i) for i in range(len(tokens))]}
+    with pytest.raises(BootError, match=r"tokens: have too many other tokens within them"):
+        write_tokenizer(metadata, tmp_path)
 
 
 @pytest.mark.parametrize("score", [float("nan"), float("inf")])
