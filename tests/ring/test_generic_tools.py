@@ -2,13 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 from openai import OpenAI
 
 from tests.ring.client import TIMEOUT_S, RingClient
+
+if TYPE_CHECKING:
+    pass
 
 pytestmark = pytest.mark.ring
 
