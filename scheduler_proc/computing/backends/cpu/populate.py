@@ -60,8 +60,8 @@ class PagePopulation:
         self._longest = max(len(tensor) for tensor in tensors)
         self._slice_pages = max(1, SLICE_BYTES * num_pages // max(tensor.nbytes for tensor in tensors))
         num_bytes = sum(tensor.nbytes for tensor in tensors)
-        num_slices = max(LEAD_BYTES, int(LEAD_SHARE * num_bytes)) * num_pages // (num_bytes * self._slice_pages)
-        self._lead_pages = self._slice_pages * max(1, num_slices)
+        lead_bytes = max(LEAD_BYTES, LEAD_SHARE * num_bytes)
+        self._lead_pages = self._slice_pages * math.ceil(lead_bytes * num_pages / num_bytes / self._slice_pages)
         self.num_ready = 0
         self._num_wanted = self._num_used = 0
         """The pages that the thread gets memory for."""
