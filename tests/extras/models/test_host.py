@@ -85,8 +85,8 @@ class HostClient:
         deadline = time.monotonic() + TIMEOUT_S
         while True:
             with contextlib.suppress(httpx.TransportError), http_client(report.url) as client:
-                client.get("/ping")
-                return report
+                if client.get("/ping").status_code == 200:
+                    return report
             assert time.monotonic() < deadline, self.launcher.log_text("extras.models.host")
 
     def stop(self, name: str) -> ModelReport:
@@ -97,7 +97,9 @@ class HostClient:
 def complete(report: ModelReport, prompt: str = "to be", max_tokens: int = 8) -> str:
     body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
     with http_client(report.url) as client:
-        answer = client.post("/v1/completions", json=body).json()
+        response = client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    answer = response.json()
     assert answer["model"] == report.name
     return answer["choices"][0]["text"]
 
