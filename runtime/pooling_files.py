@@ -54,6 +54,7 @@ SENTENCE_TRANSFORMERS_FILE = "config_sentence_transformers.json"
 IGNORED_MODULES = ("Dropout",)
 MODULE_ORDER = ("Transformer", "Pooling", "Dense", "Normalize", "LogitScore")
 SEQ_LENGTH_FILES = "sentence_*_config.json"
+MAX_SHOWN_CHARS = 300
 MAX_SEQ_LENGTH = 1 << 24
 """Tokenizers have a far larger number if their model has no limit."""
 
@@ -110,9 +111,11 @@ def _read_modules(model_dir: Path) -> list[tuple[str, str]]:
         if name in IGNORED_MODULES:
             continue
         if name not in MODULE_ORDER or not full_name.startswith("sentence_transformers."):
-            raise BootError(f"{file}: the module {full_name!r} is not supported; supported are {_shown(MODULE_ORDER)}")
+            raise BootError(
+                f"{file}: the module {full_name!r:.60} is not supported; supported are {_shown(MODULE_ORDER)}"
+            )
         if not isinstance(path, str) or Path(path).is_absolute() or ".." in Path(path).parts:
-            raise BootError(f"{file}: path is {path!r}, not a directory of the model")
+            raise BootError(f"{file}: path is {path!r:.60}, not a directory of the model")
         modules.append((name, path))
     order = [MODULE_ORDER.index(name) for name, _ in modules]
     if order != sorted(order) or any(order.count(index) > 1 for index in (0, 1, 3, 4)) or 0 not in order[:1]:
@@ -160,7 +163,7 @@ def _dense_of(fields: dict[str, Any], file: Path, directory: str) -> DenseFacts:
     full_name = str(fields.get("activation_function", "Tanh"))
     activation = ACTIVATIONS.get(full_name.rpartition(".")[2])
     if activation is None:
-        raise BootError(f"{file}: activation_function is {full_name}; supported are {_shown(ACTIVATIONS)}")
+        raise BootError(f"{file}: activation_function is {full_name:.60}; supported are {_shown(ACTIVATIONS)}")
     if fields.get("use_residual") or fields.get("module_input_name", "sentence_embedding") != "sentence_embedding":
         raise BootError(f"{file}: use_residual and inputs other than sentence_embedding are not supported")
     sizes = [fields.get(key) for key in ("in_features", "out_features")]
@@ -217,7 +220,7 @@ def _labels(config: dict[str, Any]) -> tuple[str, ...]:
     names = cast("dict[str, Any]", named) if isinstance(named, dict) else {}
     number = len(names) or config.get("num_labels") or 2
     if not isinstance(number, int) or not 1 <= number <= 1 << 16:
-        raise BootError(f"config.json: num_labels is {number!r}, not a number of labels")
+        raise BootError(f"config.json: num_labels is {number!r:.60}, not a number of labels")
     return tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(number))
 
 
@@ -242,4 +245,4 @@ def _score_activation(model_dir: Path, config: dict[str, Any]) -> Literal["ident
 
 
 def _shown(values: Any) -> str:
-    return ", ".join(map(str, values)) or "none"
+    return ", ".join(map(str, values))[:MAX_SHOWN_CHARS] or "none"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         Checkpoint,  # it needs safetensors, which random weights do not
     )
 
-MAX_NAMES_SHOWN = 6
+MAX_NAMES_SHOWN, MAX_ITEM_CHARS = 6, 300
 DUMMY_STD = 0.02
 QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".absmax", ".SCB", "_blocks")
 """Ends of the names of tensors that are read only as a part of a quantized weight."""
@@ -364,6 +364,6 @@ def _log_unexpected(names: set[str], family: Family) -> None:
 
 
 def _shorten(items: Iterable[str], separator: str = ", ") -> str:
-    shown = list(items)
+    shown = [item if len(item) <= MAX_ITEM_CHARS else f"{item[:MAX_ITEM_CHARS]}…" for item in items]
     more = len(shown) - MAX_NAMES_SHOWN
     return separator.join(shown[:MAX_NAMES_SHOWN]) + (f"{separator}and {more} more" if more > 0 else "")
