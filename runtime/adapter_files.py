@@ -22,7 +22,7 @@ MAX_CONFIG_BYTES = 1 << 20
 MAX_HEADER_BYTES = 16 << 20
 MAX_TENSORS = 1 << 16
 MAX_WEIGHTS_BYTES = 16 << 30
-"""That of rank 256 for all linear layers of a model of 70 billion parameters, in float32."""
+"""An adapter of rank 256 for all linear layers of a model of 70 billion parameters has as many in float32."""
 
 LENGTH_BYTES = 8
 CHUNK_BYTES = 1 << 20

@@ -54,6 +54,7 @@ SENTENCE_TRANSFORMERS_FILE = "config_sentence_transformers.json"
 IGNORED_MODULES = ("Dropout",)
 MODULE_ORDER = ("Transformer", "Pooling", "Dense", "Normalize", "LogitScore")
 SEQ_LENGTH_FILES = "sentence_*_config.json"
+MAX_SHOWN_CHARS = 300
 MAX_SEQ_LENGTH = 1 << 24
 """Tokenizers have a far larger number if their model has no limit."""
 
@@ -162,7 +163,7 @@ def _dense_of(fields: dict[str, Any], file: Path, directory: str) -> DenseFacts:
     full_name = str(fields.get("activation_function", "Tanh"))
     activation = ACTIVATIONS.get(full_name.rpartition(".")[2])
     if activation is None:
-        raise BootError(f"{file}: activation_function is {full_name}; supported are {_shown(ACTIVATIONS)}")
+        raise BootError(f"{file}: activation_function is {full_name:.60}; supported are {_shown(ACTIVATIONS)}")
     if fields.get("use_residual") or fields.get("module_input_name", "sentence_embedding") != "sentence_embedding":
         raise BootError(f"{file}: use_residual and inputs other than sentence_embedding are not supported")
     sizes = [fields.get(key) for key in ("in_features", "out_features")]
@@ -246,4 +247,4 @@ def _score_activation(model_dir: Path, config: dict[str, Any]) -> Literal["ident
 
 
 def _shown(values: Any) -> str:
-    return ", ".join(map(str, values)) or "none"
+    return ", ".join(map(str, values))[:MAX_SHOWN_CHARS] or "none"

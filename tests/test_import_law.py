@@ -51,7 +51,8 @@ RULES = {
     "runtime": rule("runtime messages", "msgspec"),
     "runtime/forked_process.py": rule("runtime messages", "setproctitle"),
     "runtime/profiling.py": rule("runtime messages", "msgspec pyinstrument"),
-    "runtime/tokenizer_files.py": rule("runtime messages", "msgspec tokenizers transformers"),
+    "runtime/tokenizer_files.py": rule("runtime messages", "msgspec tokenizers"),
+    "runtime/transformers_import.py": rule("", "transformers huggingface_hub"),
     "runtime/grammars.py": rule("runtime messages", "msgspec llguidance"),
     "tokenizer_proc/grammars.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "tokenizer_proc/marked_text.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
@@ -185,7 +186,8 @@ LAYERS = {
         "runtime/special_tokens.py runtime/gguf",
         "runtime/pooling_files.py",
         "runtime/model_files.py runtime/adapter_table.py",
-        "runtime/adapter_files.py runtime/background.py runtime/histograms.py runtime/machine.py runtime/numa.py ",
+        "runtime/transformers_import.py",
+        "runtime/adapter_files.py runtime/background.py runtime/histograms.py runtime/machine.py runtime/numa.py",
     ),
     "tokenizer_proc": (
         "tokenizer_proc/__main__.py",
@@ -244,7 +246,8 @@ FUNCTION_LEVEL_IMPORTS = {
     ("tokenizer_proc/grammars.py", "llguidance"): "is needed from the first grammar on",
     ("tokenizer_proc/structural_tags.py", "llguidance"): "is needed from the first grammar on",
     ("runtime/tokenizer_files.py", "tokenizers"): "the scheduler imports this file, and needs none",
-    ("runtime/tokenizer_files.py", "transformers"): "60 MB that a process with tokenizer.json saves",
+    ("runtime/transformers_import.py", "transformers"): "60 MB that a process with tokenizer.json saves",
+    ("runtime/transformers_import.py", "huggingface_hub.constants"): "likewise",
 }
 """Imports that are not at the top of their file, with the reason."""
 

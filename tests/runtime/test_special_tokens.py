@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from detokenizer_proc.vocabulary import load_vocabulary
 from messages.errors import BootError
+from runtime import tokenizer_files
 from runtime.special_tokens import find_token_id, named_tokens
 from runtime.tokenizer_files import read_tokenizer_json
 from tests.tiny_llama import write_tokenizer
@@ -123,3 +124,12 @@ def test_the_id_of_a_token(tmp_path: Path) -> None:
     assert find_token_id(tmp_path, "<none>") is None
     (tmp_path / "tokenizer.json").write_text("[" * 99_999)
     assert find_token_id(tmp_path, "<none>") is None
+
+
+def test_a_tokenizer_that_needs_a_missing_package_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    monkeypatch.setattr(tokenizer_files, "find_spec", lambda name: None)
+    monkeypatch.setattr(tokenizer_files, "import_transformers", object)
+    monkeypatch.setattr(tokenizer_files, "_keep_torch_out", lambda: None)
+    with pytest.raises(BootError, match=r"tokenizer\.model needs a package .* pip install sentencepiece, or save"):
+        tokenizer_files.load_tokenizer(str(tmp_path), str, str)

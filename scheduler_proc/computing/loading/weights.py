@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         Checkpoint,  # it needs safetensors, which random weights do not
     )
 
-MAX_NAMES_SHOWN = 6
+MAX_NAMES_SHOWN, MAX_ITEM_CHARS = 6, 300
 DUMMY_STD = 0.02
 BYTES_AT_ONCE = 16 << 20
 """The bytes of blocks that are packed at a time, after which their memory is released."""
@@ -372,6 +372,6 @@ def _log_unexpected(names: set[str], family: Family) -> None:
 
 
 def _shorten(items: Iterable[str], separator: str = ", ") -> str:
-    shown = list(items)
+    shown = [item if len(item) <= MAX_ITEM_CHARS else f"{item[:MAX_ITEM_CHARS]}…" for item in items]
     more = len(shown) - MAX_NAMES_SHOWN
     return separator.join(shown[:MAX_NAMES_SHOWN]) + (f"{separator}and {more} more" if more > 0 else "")

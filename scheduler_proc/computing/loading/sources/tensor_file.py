@@ -36,7 +36,7 @@ def unreadable(path: Path, error: Exception) -> BootError:
     if other is not None:
         return BootError(f"{path}: {other}")
     reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
-    return BootError(f"{path}: cannot be read, it may be cut off or damaged: {reason}")
+    return BootError(f"{path}: cannot be read, it may be cut off or damaged: {reason:.300}")
 
 
 def with_whole_heads(rows: Tensor, num_heads: int, num_interleaved: int | None = None) -> Tensor:
