@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from glob import escape
 from pathlib import Path
 
 import msgspec
@@ -77,8 +78,8 @@ def find_cached(name: str, paths: Sequence[Path]) -> Path | None:
     parent = cache_dir()
     if not is_own_directory(parent):
         return None
-    for directory in _directories(parent):
-        if directory.name.startswith(f"{name}-") and is_own_directory(directory):
+    for directory in parent.glob(f"{escape(name)}-*"):
+        if is_own_directory(directory):
             with suppress(OSError, msgspec.MsgspecError):
                 source = msgspec.json.decode((directory / SOURCE_FILE).read_bytes(), type=Source)
                 if source.is_of(paths) and hold(directory):
@@ -102,7 +103,8 @@ def publish(name: str, source: Source, write: Callable[[Path], None]) -> Path:
             _replace(written, directory)
         finally:
             shutil.rmtree(written, ignore_errors=True)
-        hold(directory)
+        with suppress(OSError):
+            hold(directory)
         prune(parent)
     return directory
 
