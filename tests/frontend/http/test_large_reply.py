@@ -12,7 +12,7 @@ from frontend.http.large_reply import PIECE, encode
 
 class Item(msgspec.Struct, frozen=True, rename="camel"):
     long_name: str
-    values: list[float | list[float]] | str
+    values: list[Any]
     other: int | UnsetType = UNSET
     map: dict[str, Any] = {}
 

@@ -368,7 +368,7 @@ def test_choices_go_on_after_a_restart():
         ({"prompt": {"a": 1}}, "prompt", "a string"),
         ({"n": 0}, "n", "from 1 to 64, got 0"),
         ({"n": 65}, "n", "at most 64, got 65"),
-        ({"best_of": 2**31}, "best_of", "at most 64, got 2147483648"),
+        ({"best_of": 2**31}, "best_of", "from 1 to 64, got 2147483648"),
         ({"prompt": ["a"] * 1281}, "prompt", "1281 choices"),
         (
             {"prompt": ["a"] * 641, "n": 2},
