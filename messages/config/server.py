@@ -191,8 +191,8 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["eager", "background", "never"],
         Meta(
             description="when the KV cache allocates its memory on a CPU; eager: all before the server is ready; "
-            "background: an eighth of it, at least 512 MB, ahead of the pages in use, mostly while no step runs; never: "
-            "as it is used, which slows down prompts"
+            "background: an eighth of it, at least 512 MB, ahead of the pages in use, mostly while no step runs; "
+            "never: as it is used, which slows down prompts"
         ),
     ] = "background"
     kv_disk: Annotated[
