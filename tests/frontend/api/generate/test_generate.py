@@ -409,8 +409,8 @@ def test_what_is_ignored_is_told_at_the_end(server: FrontendRun, is_streamed: bo
     ]
 
 
-def test_two_names_of_one_field_are_refused(server: FrontendRun):
-    reply = server.client.post("/generate", json={"prompt": "a", "max_tokens": 5, "max_new_tokens": 5})
+def test_two_names_of_one_field_with_two_values_are_refused(server: FrontendRun):
+    reply = server.client.post("/generate", json={"prompt": "a", "max_tokens": 5, "max_new_tokens": 6})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "max_new_tokens")
 
 
