@@ -49,3 +49,8 @@ BLOCK_TYPES = {
     42: BlockType("Q2_0", 64, 18),
 }
 """By ggml's number. Numbers that are missing were removed from the format."""
+
+COMPUTED_TYPES = frozenset(
+    ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
+)
+"""The types in which the CPU's C kernels compute (`kernels/arguments/packed_blocks.py`)."""

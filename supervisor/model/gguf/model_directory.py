@@ -17,7 +17,7 @@ import runtime.gguf
 import supervisor.model.gguf
 from messages.config.server import ModelFacts
 from messages.errors import BootError
-from runtime.gguf.conversion import list_tensors, read_config
+from runtime.gguf.conversion import IN_BLOCKS, is_in_blocks, list_tensors, read_config
 from runtime.gguf.gguf_file import GgufFile, part_names, read_gguf
 from runtime.model_files import WEIGHT_FILES
 from runtime.own_directory import is_own_directory, own_directory
@@ -116,7 +116,7 @@ def _write(model: GgufFile, parts: Parts, directory: Path) -> None:
 def _write_parts(model: GgufFile, parts: Parts, directory: Path) -> None:
     if Parts.MODEL in parts:
         list_tensors(model)  # which refuses a model with tensors that are not known
-        _write_json(directory / "config.json", read_config(model))
+        _write_json(directory / "config.json", read_config(model) | {IN_BLOCKS: is_in_blocks(model)})
         _write_json(directory / "generation_config.json", read_generation_config(model.metadata))
         for name, path in zip(_link_names(model.paths), model.paths, strict=True):
             (directory / name).symlink_to(path)
