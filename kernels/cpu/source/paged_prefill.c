@@ -9,7 +9,7 @@
 #define NUM_GROUPS(num_queries) (((num_queries) + QUERY_STRIDE - 1) / QUERY_STRIDE)
 #define KEY_LINES(bytes) (((int64_t)(bytes) + LINE_BYTES - 1) / LINE_BYTES)
 
-/* What the cache holds. FLOAT16 is only there beside elements of float32. */
+/* What the cache holds. With FLOAT16 the elements are float32. */
 typedef enum { ELEMENTS, CODES, FLOAT16 } cached_form;
 
 INLINE cached_form form_of(const attention_arguments *cache) {
