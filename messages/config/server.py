@@ -168,8 +168,8 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: Annotated[
         Literal["auto", "fp8", "int8"],
         Meta(
-            description="number format of the KV cache; auto: that of --dtype; fp8 (e4m3, on a GPU) and int8 (on a CPU) "
-            "hold about twice the tokens in the same memory, slightly other text"
+            description="number format of the KV cache; auto: that of --dtype; fp8 (e4m3, on a GPU) and int8 (on a "
+            "CPU) hold about twice the tokens in the same memory, slightly other text"
         ),
     ] = "auto"
     kv_cache_memory_gb: (
