@@ -15,6 +15,9 @@ MAX_CODES = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 SCALE_DTYPE = torch.bfloat16
 
+MAX_FLOAT16 = 65504.0
+"""Finite numbers that are larger are stored as this one."""
+
 
 @dataclass(frozen=True)
 class PagedKV:
@@ -65,7 +68,9 @@ class PagedKV:
 
     def holds(self, dtype: torch.dtype) -> bool:
         """True if K and V of this dtype can be stored."""
-        return self.key_scales is not None or self.keys.dtype == dtype
+        if self.key_scales is None and (self.keys.dtype, dtype) != (torch.float16, torch.float32):
+            return self.keys.dtype == dtype
+        return True
 
     def find_slots(self, page_tables_RP: Tensor, positions_RL: Tensor) -> Tensor:
         """Returns the slots (int64 [R, L]) of token positions, which must lie within the rows' pages."""

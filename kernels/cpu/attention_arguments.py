@@ -38,6 +38,7 @@ class AttentionArguments(ctypes.Structure):
         ("sinks", POINTER),
         ("biases", POINTER),
         ("bias_reach", INTEGER),
+        ("is_float16", INTEGER),
     )
 
     @property

@@ -44,7 +44,7 @@ def _attend(
     **lens: int | None,
 ) -> Any:
     queries_a_head = query_THD.shape[1] // cache.num_heads
-    if not has_kernel(cache) or cache.head_dim > MAX_HEAD_DIM or queries_a_head > MAX_QUERIES_A_HEAD:
+    if not has_kernel(cache, query_THD.dtype) or cache.head_dim > MAX_HEAD_DIM or queries_a_head > MAX_QUERIES_A_HEAD:
         return NotImplemented
     assert query_THD.stride()[1:] == (cache.head_dim, 1)
     keys, values, key_scales, value_scales = cache.addresses
@@ -67,6 +67,7 @@ def _attend(
         window=options.window or ALL_KEYS,
         softcap=options.softcap or 0.0,
         sinks=address_of(options.sinks),
+        is_float16=cache.keys.dtype == torch.float16,
         **lens,
     )
     kernel(arguments)
@@ -110,8 +111,8 @@ def encoder_attention(
     return None
 
 
-def has_kernel(cache: PagedKV) -> bool:
-    return cache.keys.dtype != torch.float8_e4m3fn
+def has_kernel(cache: PagedKV, dtype: torch.dtype) -> bool:
+    return cache.keys.dtype in (dtype, torch.int8) or (cache.keys.dtype, dtype) == (torch.float16, torch.float32)
 
 
 ATTENTION_LAUNCHERS: dict[str, Callable[..., Any]] = {

@@ -124,7 +124,7 @@ def rotate_store(
     slots_T: Tensor,
     norms: HeadNorms | None,
 ) -> Tensor:
-    if cache is not None and not has_kernel(cache):
+    if cache is not None and not has_kernel(cache, heads_TAD.dtype):
         return NotImplemented
     num_kv_heads, addresses = (0, [None] * 4) if cache is None else (cache.num_heads, cache.addresses)
     num_heads = heads_TAD.shape[1] - 2 * num_kv_heads
@@ -137,6 +137,7 @@ def rotate_store(
         0 if cos_MX is None else cos_MX.shape[1],
         query_row,
         0.0 if norms is None else norms.eps,
+        cache is not None and cache.keys.dtype == torch.float16,
     )
     return heads_TAD[:, :num_heads]
 

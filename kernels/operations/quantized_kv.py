@@ -26,7 +26,7 @@ def quantize_heads(x_TGD: Tensor, code_dtype: torch.dtype) -> tuple[Tensor, Tens
 def gather_heads(values: Tensor, scales: Tensor | None, index: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns the entries of K or V [..., D] at `index` of the first dimension, codes times their scales."""
     if scales is None:
-        return values.index_select(0, index)
+        return values.index_select(0, index).to(dtype)
     # As bytes: torch does not gather every 8-bit format.
     codes = values.view(torch.uint8).index_select(0, index).view(values.dtype)
     return (codes.float() * scales.index_select(0, index).float()[..., None]).to(dtype)

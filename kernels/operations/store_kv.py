@@ -6,7 +6,7 @@ Shape legend: T tokens, G key/value heads, D head dimension.
 import torch
 from torch import Tensor
 
-from kernels.arguments.paged_kv import PagedKV
+from kernels.arguments.paged_kv import MAX_FLOAT16, PagedKV
 from kernels.operations.quantized_kv import quantize_heads
 
 
@@ -24,9 +24,16 @@ def store_kv(key_TGD: Tensor, value_TGD: Tensor, cache: PagedKV, slots_T: Tensor
         (value_TGD, cache.values, cache.value_scales),
     ):
         if scales is None:
-            values.index_copy_(0, slots_T, new_TGD)
+            values.index_copy_(0, slots_T, _narrow(new_TGD, values.dtype))
         else:
             code_TGD, scale_TG = quantize_heads(new_TGD, values.dtype)
             scales.index_copy_(0, slots_T, scale_TG)
             # As bytes: torch does not scatter every 8-bit format.
             values.view(torch.uint8).index_copy_(0, slots_T, code_TGD.view(torch.uint8))
+
+
+def _narrow(x_TGD: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns float32 as float16 if that is `dtype`; all else is stored as it is."""
+    if x_TGD.dtype == dtype:
+        return x_TGD
+    return torch.where(x_TGD.isfinite(), x_TGD.clamp(-MAX_FLOAT16, MAX_FLOAT16), x_TGD).to(dtype)

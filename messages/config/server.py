@@ -55,7 +55,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "float32", "bfloat16", "float16"],
         Meta(
             description="number format of weights and KV cache; auto: bfloat16 where the device computes it natively, "
-            "else float32; float32 for an encoder whose weights are"
+            "else float32; float32 for an encoder whose weights are, and for the blocks of a GGUF file on a CPU, whose "
+            "KV cache is float16"
         ),
     ] = "auto"
     quantization: Annotated[
@@ -167,8 +168,8 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: Annotated[
         Literal["auto", "fp8", "int8"],
         Meta(
-            description="number format of the KV cache; auto: --dtype; fp8 (e4m3, on a GPU) and int8 (on a CPU) hold "
-            "about twice the tokens in the same memory, slightly other text"
+            description="number format of the KV cache; auto: that of --dtype; fp8 (e4m3, on a GPU) and int8 (on a "
+            "CPU) hold about twice the tokens in the same memory, slightly other text"
         ),
     ] = "auto"
     kv_cache_memory_gb: (

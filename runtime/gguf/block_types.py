@@ -52,4 +52,4 @@ BLOCK_TYPES = {
 
 NUMBERS = ("F32", "F16", "BF16")
 BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
-"""The formats of tensors that can be served."""
+"""The formats of tensors that can be served; the CPU's C kernels compute in `BLOCKS`."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from messages.errors import BootError, quoted
 from runtime.gguf.architectures import ARCHITECTURES, MIXTRAL, Architecture
+from runtime.gguf.block_types import BLOCKS
 from runtime.gguf.configs import FACTOR_TENSORS, ModelFields
 from runtime.gguf.gguf_file import GgufFile
 from runtime.gguf.header import GgufTensor
@@ -49,6 +50,12 @@ class HfTensor:
     is_negative_exp: bool = False
 
 
+IN_BLOCKS = "is_in_blocks"
+"""The field of a written config.json that holds `is_in_blocks`."""
+
+MOST_PLAIN = 1 / 8
+"""The maximum size of plain numbers, in 16 bits each, as a part of that of the blocks."""
+
 EXPERT_COUNTS = "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"
 """Fields of config.json."""
 
@@ -81,6 +88,13 @@ def read_config(file: GgufFile) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in file.tensors,
         **architecture.config(ModelFields(file, file.metadata["general.architecture"])),
     }
+
+
+def is_in_blocks(file: GgufFile) -> bool:
+    """True if the C kernels compute in the blocks of nearly all weights; the rest become plain numbers."""
+    sizes = [(tensor.type.name in BLOCKS, tensor) for tensor in file.tensors.values()]
+    plain_bytes = sum(2 * prod(tensor.shape) for is_computed, tensor in sizes if not is_computed)
+    return MOST_PLAIN * sum(tensor.num_bytes for is_computed, tensor in sizes if is_computed) > plain_bytes
 
 
 def list_tensors(file: GgufFile) -> dict[str, HfTensor]:

@@ -287,8 +287,8 @@ def measure_model(config: Config, drafted_bytes: int = 0) -> tuple[int, PageSize
         hf_config = read_hf_config(Path(config.facts.model_dir))
         backend, family = find_backend(config.model), find_family(hf_config)
         flags = replace(config.model, dtype=choose_dtype(config.model.dtype, config.facts.pooling))
-        placement = backend.find_placement(flags, config.cache, hf_config)
         backend.load_kernels(lambda *_: None)  # formats depend on them
+        placement = backend.find_placement(flags, config.cache, hf_config)
         checkpoint = open_checkpoint(config)
         shard = Shard(describe(config, family, hf_config, lambda: checkpoint))
         limits = limit_steps(config, backend.default_step_tokens, pages_per_context(config))
@@ -304,9 +304,9 @@ def _place(
     num_ranks = config.run.tensor_parallel
     number = (place.engine - 1) * num_ranks + place.rank + 1
     flags = replace(config.model, dtype=choose_dtype(config.model.dtype, config.facts.pooling))
+    backend.load_kernels(report)
     placement = backend.find_placement(flags, config.cache, hf_config, number)
     backend.bind(config, placement, place)
-    backend.load_kernels(report)
     return placement, ALONE if num_ranks == 1 else _join(config, backend, place, report)
 
 

@@ -12,17 +12,19 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Placement:
-    """The device, the dtype of weights, the format of linear layers' weights if they are quantized, and the dtype of
-    the KV cache's codes (`kernels/operations/quantized_kv.py`) if it is quantized."""
+    """The device, the dtype of weights and activations, the format of linear layers' weights if they are quantized, the
+    dtype of the KV cache's codes (`kernels/operations/quantized_kv.py`) if it is quantized, and else the dtype of K and
+    V if that is another than of activations."""
 
     device: torch.device
     dtype: torch.dtype
     quantization: str | None = None
     kv_codes: torch.dtype | None = None
+    kv_numbers: torch.dtype | None = None
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        return self.kv_codes or self.dtype
+        return self.kv_codes or self.kv_numbers or self.dtype
 
     @property
     def dtype_name(self) -> str:

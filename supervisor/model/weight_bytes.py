@@ -9,7 +9,8 @@ from typing import Any
 from messages.config.pooling import choose_dtype
 from messages.config.server import Config
 from messages.errors import BootError
-from runtime.gguf.block_types import BlockType
+from runtime.gguf.block_types import BLOCKS
+from runtime.gguf.conversion import is_in_blocks
 from runtime.gguf.gguf_file import read_gguf
 from runtime.machine import CGROUP, CPU_INFO, MEMORY_INFO, available_memory_bytes, computes_bfloat16
 from runtime.model_files import WEIGHT_FILES
@@ -41,27 +42,24 @@ def find_weight_bytes(config: Config) -> int:
     is_small = dtype == "float16" or dtype == "bfloat16"
     value_bytes = 2 if is_small or (dtype == "auto" and computes_bfloat16(CPU_INFO)) else 4
     try:
-        num_bytes = _count_bytes(Path(config.facts.model_dir), value_bytes)
+        num_bytes = _count_bytes(Path(config.facts.model_dir), value_bytes, 4 if dtype == "auto" else value_bytes)
     except (BootError, OSError, ValueError, TypeError, KeyError, AttributeError, struct.error):
         return 0  # the scheduler reports what is wrong with the file
     return num_bytes if num_bytes <= MOST_OF_MEMORY * available_memory_bytes(MEMORY_INFO, CGROUP) else 0
 
 
-def _count_bytes(model_dir: Path, value_bytes: int) -> int:
+def _count_bytes(model_dir: Path, value_bytes: int, bytes_beside_blocks: int) -> int:
     sizes: dict[str, int] = {}
     for file in model_dir.glob(WEIGHT_FILES["safetensors"].pattern):
         sizes |= _read_sizes(file)
     if sizes or not any(model_dir.glob(WEIGHT_FILES["gguf"].pattern)):
         return sum(sizes.values()) * value_bytes
-    tensors = read_gguf(model_dir).tensors.values()
+    model = read_gguf(model_dir)
+    value_bytes = bytes_beside_blocks if is_in_blocks(model) else value_bytes
     return sum(
-        tensor.num_bytes if _stays_in_blocks(tensor.type) else prod(tensor.shape) * value_bytes for tensor in tensors
+        tensor.num_bytes if tensor.type.name in BLOCKS else prod(tensor.shape) * value_bytes
+        for tensor in model.tensors.values()
     )
-
-
-def _stays_in_blocks(block_type: BlockType) -> bool:
-    """True for weights of 4 to 8 bits and their scales, which kernels read as they are."""
-    return 4 * block_type.block_values <= 8 * block_type.block_bytes < 10 * block_type.block_values
 
 
 def _read_sizes(file: Path) -> dict[str, int]:

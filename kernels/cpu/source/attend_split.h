@@ -1,4 +1,4 @@
-/* Decode attention of some splits and heads over elements, or over codes of int8 with scales: a template of both.
+/* Decode attention of some splits and heads over elements, codes of int8 with scales, or float16: a template of all.
 
    KV(x) is the name of x for a cache of `kv_element`; WIDEN_KV and LOAD_KV make floats of `kv_wide`. */
 
@@ -54,14 +54,32 @@ INLINE void KV(take_queries)(const element *query, int64_t num_queries, const in
 #elif IS_BFLOAT16 && defined(__AVX512BF16__)
 #include "decode_pairs.h"
 #else
-/* Loads a head of K or V of some tokens for all of its queries; codes become floats once. Keys beyond `num_keys` repeat
-   the first. */
+/* Vectors of floats as wide as a register; bfloat16 becomes eight floats at a time. */
+#if !IS_BFLOAT16 && defined(__AVX512F__)
+#define vector wide_lanes
+#define VECTOR WIDE_LANES
+#define LOAD_QUERY load_wide
+#define LOAD_NEAR load_wide
+#define SUM_FOUR sum_four_wide
+#else
+#define vector lanes
+#define VECTOR LANES
+#define LOAD_QUERY LOAD
+#define LOAD_NEAR LOAD_KV
+#define SUM_FOUR sum_four
+#endif
+
+/* Loads a head of K or V of some tokens for all of its queries; codes and float16 become floats once. Keys beyond `num_keys`
+   repeat the first. */
 INLINE void KV(widen)(const kv_element *from, const int64_t *offsets, int num_keys, const int head_dim,
                       kv_wide room[NEAR_KEYS][MAX_HEAD_DIM], const kv_wide *near[NEAR_KEYS]) {
   for (int k = 0; k < NEAR_KEYS; k++) {
     const kv_element *mine = from + offsets[k < num_keys ? k : 0];
 #if IS_CODES
     SIMD for (int i = 0; i < head_dim; i++) room[k][i] = (float)mine[i];
+    near[k] = room[k];
+#elif IS_FLOAT16
+    widen_float16s(mine, room[k], head_dim);
     near[k] = room[k];
 #else
     (void)head_dim, (void)room;
@@ -74,15 +92,15 @@ INLINE void KV(widen)(const kv_element *from, const int64_t *offsets, int num_ke
 INLINE void KV(score_keys)(const KV(decode_queries) *queries, int64_t first, int64_t num_queries, const kv_element *keys,
                            const int64_t *offsets, int num_keys, const int head_dim, float *scores) {
   const element *query = queries->rows + first * head_dim;
-  kv_wide room[NEAR_KEYS][MAX_HEAD_DIM];
+  kv_wide room[NEAR_KEYS][MAX_HEAD_DIM] __attribute__((aligned(LINE_BYTES)));
   const kv_wide *near[NEAR_KEYS];
   KV(widen)(keys, offsets, num_keys, head_dim, room, near);
   for (int64_t q = 0; q < num_queries; q++, query += head_dim, scores += BLOCK) {
-    lanes sums[NEAR_KEYS] = {0};
+    vector sums[NEAR_KEYS] = {0};
     int i = 0;
-    for (; i + LANES <= head_dim; i += LANES)
-      for (int k = 0; k < NEAR_KEYS; k++) sums[k] += LOAD(query + i) * LOAD_KV(near[k] + i);
-    sum_four(sums, scores);
+    for (; i + VECTOR <= head_dim; i += VECTOR)
+      for (int k = 0; k < NEAR_KEYS; k++) sums[k] += LOAD_QUERY(query + i) * LOAD_NEAR(near[k] + i);
+    SUM_FOUR(sums, scores);
     for (; i < head_dim; i++)
       for (int k = 0; k < NEAR_KEYS; k++) scores[k] += WIDEN(query[i]) * WIDEN_KV(near[k][i]);
     for (int k = 0; k < NEAR_KEYS; k++) scores[k] *= queries->scale;
@@ -97,15 +115,15 @@ INLINE float KV(round_weights)(float *weights) {
 /* Weights beyond `num_keys` are 0. */
 INLINE void KV(add_values)(const float *weights, int j, int64_t num_queries, const kv_element *values,
                            const int64_t *offsets, int num_keys, const int head_dim, float *sums) {
-  kv_wide room[NEAR_KEYS][MAX_HEAD_DIM];
+  kv_wide room[NEAR_KEYS][MAX_HEAD_DIM] __attribute__((aligned(LINE_BYTES)));
   const kv_wide *near[NEAR_KEYS];
   KV(widen)(values, offsets, num_keys, head_dim, room, near);
   for (int64_t q = 0; q < num_queries; q++, weights += BLOCK, sums += SUMS_SIZE(head_dim)) {
     int i = 0;
-    for (; i + LANES <= head_dim; i += LANES) {
-      lanes sum = load_float32(sums + i);
-      for (int k = 0; k < NEAR_KEYS; k++) sum += weights[j + k] * LOAD_KV(near[k] + i);
-      *(lanes *)(sums + i) = sum;
+    for (; i + VECTOR <= head_dim; i += VECTOR) {
+      vector sum = *(const vector *)(sums + i);
+      for (int k = 0; k < NEAR_KEYS; k++) sum += weights[j + k] * LOAD_NEAR(near[k] + i);
+      *(vector *)(sums + i) = sum;
     }
     for (; i < head_dim; i++)
       for (int k = 0; k < NEAR_KEYS; k++) sums[i] += weights[j + k] * WIDEN_KV(near[k][i]);
@@ -115,6 +133,11 @@ INLINE void KV(add_values)(const float *weights, int j, int64_t num_queries, con
 INLINE void KV(put_in_order)(float *sums, const int head_dim, float unit) {
   (void)sums, (void)head_dim, (void)unit;
 }
+#undef vector
+#undef VECTOR
+#undef LOAD_QUERY
+#undef LOAD_NEAR
+#undef SUM_FOUR
 #endif
 
 /* Multiplies the scores or weights of each key and head by the key's scale for that head. */
@@ -256,3 +279,4 @@ static void KV(paged_decode_item)(const void *data, int64_t item) {
 #undef WIDEN_KV
 #undef LOAD_KV
 #undef IS_CODES
+#undef IS_FLOAT16

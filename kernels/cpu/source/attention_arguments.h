@@ -8,7 +8,7 @@
 typedef struct {
   const void *query; /* [tokens, num_heads * queries_a_head, head_dim], tokens `query_stride` elements apart */
   int64_t query_stride;
-  const void *keys, *values;                 /* [slots, num_heads, head_dim]: elements, or codes of int8 */
+  const void *keys, *values; /* [slots, num_heads, head_dim]: elements, codes of int8, or float16 */
   const uint16_t *key_scales, *value_scales; /* bfloat16 [slots, num_heads]; null without codes */
   const int32_t *page_tables;                /* [rows, pages], rows `table_stride` apart */
   int64_t table_stride;                      /* for encoder_attention: elements between tokens of keys, and of values */
@@ -22,6 +22,7 @@ typedef struct {
   const float *sinks; /* [num_heads * queries_a_head]; null for none */
   const float *biases; /* [num_heads, 2 * bias_reach + 1], by distance; null for none. Only for encoder_attention. */
   int64_t bias_reach;
+  int64_t is_float16; /* keys and values are, and the elements float32 */
 } attention_arguments;
 
 #endif

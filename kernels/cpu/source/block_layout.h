@@ -52,12 +52,6 @@ static const uint8_t block_tables[2][16] __attribute__((aligned(16))) = {
     {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241},
     {128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116}};
 
-INLINE float widen_float16(uint16_t x) {
-  const uint32_t sign = (uint32_t)(x & 0x8000u) << 16, rest = (uint32_t)(x & 0x7fffu) << 13;
-  if (rest >= 0x7c00u << 13) return float_of(sign | rest | 0x7f800000u);
-  return float_of(sign | bits_of(float_of(rest) * 0x1p112f));
-}
-
 INLINE float widen_e8m0(uint8_t x) { return float_of(x < 2 ? 0x200000u << x : (uint32_t)(x - 1) << 23); }
 
 /* The numbers of a vector of outputs. */

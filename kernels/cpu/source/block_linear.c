@@ -53,8 +53,15 @@ static void block_any_tile(const block_operands *operands, float *sums, int64_t 
 #endif
 }
 
-/* Sets `sums` [rows, 32] to the outputs of rows [begin, end) of a block, before the bias. */
-static void block_sums(const block_call *call, block_operands *operands, int64_t begin, int64_t end, float *sums) {
+/* Where a row's outputs of a block are: `bytes` of them, `stride` bytes before the next row's. */
+typedef struct {
+  const char *at;
+  int64_t stride, bytes;
+} block_place_of_row;
+
+/* Sets `sums` [rows, 32] to the outputs of rows [begin, end) of a block, before the bias. With many rows, `out` is prefetched:
+   it is larger than the caches. */
+static void block_sums(const block_call *call, block_operands *operands, int64_t begin, int64_t end, float *sums, block_place_of_row out) {
 #if defined(__AVX512VNNI__)
   if (call->num_rows >= BLOCK_MANY_ROWS) {
     block_stretch stretch;
@@ -67,6 +74,9 @@ static void block_sums(const block_call *call, block_operands *operands, int64_t
       block_any_expand(operands, first, &stretch);
       for (int64_t row = begin; row < end; row += call->rows_per_tile) {
         const int64_t rows = block_rows_left(call, row), place = row * call->num_groups + first * rows;
+        if (left <= BLOCK_STRETCH)
+          for (int64_t r = row; r < row + rows; r++)
+            for (int64_t byte = 0; byte < out.bytes; byte += 64) __builtin_prefetch(out.at + (r - begin) * out.stride + byte, 1);
         block_any_stretch_tile(&stretch, operands->part, call->codes + place * BLOCK_SIZE, call->factors + place,
                                sums + (row - begin) * BLOCK_SIZE, rows);
       }
@@ -188,7 +198,9 @@ static void NAME(block_block)(const block_call *call, const block_part *part, in
   block_operands operands = {part, part->weight + block * part->num_units * part->unit_bytes,
                              block_tables[part->form.table == BLOCK_MXFP4_VALUES], 0, 0};
   float sums[BLOCK_MOST_ROWS * BLOCK_SIZE] __attribute__((aligned(64)));
-  block_sums(call, &operands, begin, end, sums);
+  const int64_t size = sizeof(element);
+  block_sums(call, &operands, begin, end, sums,
+             (block_place_of_row){(const char *)(out + begin * call->outputs), call->outputs * size, BLOCK_SIZE * size});
   for (int64_t row = begin; row < end; row++)
     NAME(quant_finish)(out + row * call->outputs, bias, left < BLOCK_SIZE ? (int)left : BLOCK_SIZE, call->gelu,
                        sums + (row - begin) * BLOCK_SIZE);

@@ -73,7 +73,7 @@ static void NAME(encoder_attention_item)(const void *data, int64_t item) {
     const int num_keys = end - first < BLOCK ? (int)(end - first) : BLOCK;
     for (int j = 0; j < num_keys; j++)
       s->offsets[j] = (call->first_token[row] + first + j) * given->table_stride + head * head_dim;
-    NAME(pack_block)(given, num_keys, padded_dim, 0, s);
+    NAME(pack_block)(given, num_keys, padded_dim, ELEMENTS, s);
     for (int group = 0; group < num_queries; group += QUERY_STRIDE) {
       const int left = num_queries - group;
       NAME(encode_block)

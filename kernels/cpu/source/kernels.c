@@ -1,5 +1,6 @@
 /* All operations for one instruction set. Compiled once per instruction set, ISA, which ends every name. */
 #include "numbers.h"
+#include "float16.h"
 #include "parallel.h"
 #include "captured_call.h"
 

@@ -62,6 +62,21 @@ INLINE void sum_four(const lanes *x, float *sums) {
 }
 #endif
 
+#if defined(__AVX512F__)
+/* 16 floats of a register. */
+typedef float wide_lanes __attribute__((vector_size(64), aligned(4), may_alias));
+enum { WIDE_LANES = 16 };
+
+INLINE wide_lanes load_wide(const float *x) { return *(const wide_lanes *)x; }
+
+INLINE void sum_four_wide(const wide_lanes *x, float *sums) {
+  lanes halves[4];
+  for (int k = 0; k < 4; k++)
+    halves[k] = (lanes)_mm512_castps512_ps256((__m512)x[k]) + (lanes)_mm512_extractf32x8_ps((__m512)x[k], 1);
+  sum_four(halves, sums);
+}
+#endif
+
 /* Rounds to the nearest, ties to even; NaN stays NaN. */
 INLINE uint16_t narrow_bfloat16(float x) {
   uint32_t bits = bits_of(x);

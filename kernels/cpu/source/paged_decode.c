@@ -47,6 +47,7 @@ typedef struct {
 #define WIDEN_KV WIDEN
 #define LOAD_KV LOAD
 #define IS_CODES 0
+#define IS_FLOAT16 0
 #include "attend_split.h"
 
 #define KV(x) NAME(x##_int8)
@@ -55,7 +56,22 @@ typedef struct {
 #define WIDEN_KV widen_float32
 #define LOAD_KV load_float32
 #define IS_CODES 1
+#define IS_FLOAT16 0
 #include "attend_split.h"
+
+#if !IS_BFLOAT16
+#define KV(x) NAME(x##_float16)
+#define kv_element uint16_t
+#define kv_wide float
+#define WIDEN_KV widen_float32
+#define LOAD_KV load_float32
+#define IS_CODES 0
+#define IS_FLOAT16 1
+#include "attend_split.h"
+#define FLOAT16_ITEM NAME(paged_decode_item_float16)
+#else
+#define FLOAT16_ITEM 0
+#endif
 
 /* Merges the splits of one row and query, in order. */
 static void NAME(paged_decode_merge)(const NAME(paged_decode_call) *call, int64_t row, int64_t query) {
@@ -111,9 +127,10 @@ PUBLIC int NAME(paged_decode)(const attention_arguments *given) {
   NAME(paged_decode_call)
   call = {*given, &plan, (softmax *)(void *)((char *)sums + sums_bytes), sums, heads_an_item, groups_an_item};
   run_items(num_items, plan.total_keys * num_heads * (1 + queries_a_head) * head_dim,
-            given->key_scales ? NAME(paged_decode_item_int8) : NAME(paged_decode_item), &call);
+            given->key_scales ? NAME(paged_decode_item_int8) : given->is_float16 ? FLOAT16_ITEM : NAME(paged_decode_item), &call);
   run_items(num_rows, num_sums * SUMS_SIZE(head_dim) / 4, NAME(paged_decode_row), &call);
   free(sums);
   free(plan.first_split);
   return 0;
 }
+#undef FLOAT16_ITEM

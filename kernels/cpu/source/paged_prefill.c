@@ -8,6 +8,14 @@
 #define PADDED_DIM(head_dim) (((head_dim) + 31) / 32 * 32)
 #define NUM_GROUPS(num_queries) (((num_queries) + QUERY_STRIDE - 1) / QUERY_STRIDE)
 #define KEY_LINES(bytes) (((int64_t)(bytes) + LINE_BYTES - 1) / LINE_BYTES)
+
+/* What the cache holds. With FLOAT16 the elements are float32. */
+typedef enum { ELEMENTS, CODES, FLOAT16 } cached_form;
+
+INLINE cached_form form_of(const attention_arguments *cache) {
+  return cache->key_scales ? CODES : cache->is_float16 ? FLOAT16 : ELEMENTS;
+}
+
 #define LOWEST (-1e30f) /* the level before any key; a difference of infinities would not be a number */
 
 /* The row of a tile. first_tile: [num_rows + 1]. */
@@ -53,10 +61,12 @@ typedef struct {
 #include "prefill_floats.h"
 #endif
 
+#define CACHED_BYTES(cache) (int64_t)((cache)->key_scales ? 1 : (cache)->is_float16 ? 2 : sizeof(element))
+
 /* Prefetches some lines of each of TILE_ROWS keys of the next block, of K and then of V: the processor cannot predict where
    they are, and drops prefetches that are made all at once. */
 INLINE void NAME(ask_ahead)(const attention_arguments *cache, int key, const NAME(prefill_scratch) *s) {
-  const int64_t size = cache->key_scales ? 1 : sizeof(element), num_lines = KEY_LINES(cache->head_dim * size);
+  const int64_t size = CACHED_BYTES(cache), num_lines = KEY_LINES(cache->head_dim * size);
   for (int64_t line = s->first_line; line < s->end_line; line++) {
     const char *from = line < num_lines ? (const char *)cache->keys + line * LINE_BYTES
                                         : (const char *)cache->values + (line - num_lines) * LINE_BYTES;
@@ -110,7 +120,7 @@ INLINE void NAME(attend_block)(const attention_arguments *cache, float scale, in
 static void NAME(attend_keys)(const attention_arguments *cache, const int32_t *pages, int64_t head, float scale,
                               int num_queries, int64_t num_keys, int padded_dim, NAME(prefill_scratch) *s) {
   const int num_groups = NUM_GROUPS(num_queries);
-  const int num_lines = 2 * (int)KEY_LINES(cache->head_dim * (cache->key_scales ? 1 : sizeof(element)));
+  const int num_lines = 2 * (int)KEY_LINES(cache->head_dim * CACHED_BYTES(cache));
   const int64_t num_before = s->positions[0] + 1 - cache->window, first_seen = num_before > 0 ? num_before : 0;
   const int64_t begin = first_seen / BLOCK * BLOCK;
   int here = num_keys - begin < BLOCK ? (int)(num_keys - begin) : BLOCK;
@@ -118,8 +128,12 @@ static void NAME(attend_keys)(const attention_arguments *cache, const int32_t *p
   /* No query sees the keys before; their pages may be another row's, so one of the row's own is read in their place. */
   for (int64_t j = 0; j < first_seen - begin; j++) s->offsets[j] = s->offsets[first_seen - begin];
   for (int64_t first = begin; first < num_keys; first += BLOCK) {
-    if (cache->key_scales) NAME(pack_block)(cache, here, padded_dim, 1, s);
-    else NAME(pack_block)(cache, here, padded_dim, 0, s);
+    switch (form_of(cache)) {
+      case ELEMENTS: NAME(pack_block)(cache, here, padded_dim, ELEMENTS, s); break;
+      case CODES: NAME(pack_block)(cache, here, padded_dim, CODES, s); break;
+      case FLOAT16:
+        if (STEP == 1) NAME(pack_block)(cache, here, padded_dim, FLOAT16, s);
+    }
     const int64_t rest = num_keys - first - BLOCK;
     here = rest < 0 ? 0 : rest < BLOCK ? (int)rest : BLOCK;
     NAME(find_tokens)(cache, pages, head, first + BLOCK, here, s->offsets);
@@ -196,3 +210,4 @@ static int NAME(run_tiles)(const attention_arguments *given, item_fn run_item) {
 PUBLIC int NAME(paged_prefill)(const attention_arguments *given) {
   return NAME(run_tiles)(given, NAME(paged_prefill_item));
 }
+#undef CACHED_BYTES

@@ -92,7 +92,7 @@ INLINE void NAME(widen_codes)(const int8_t *codes, const uint16_t *scales, int64
 }
 
 /* keys and values: [BLOCK, padded_dim]; 0 beyond `num_keys` and beyond head_dim. */
-INLINE void NAME(pack_block)(const attention_arguments *cache, int num_keys, int padded_dim, const int is_codes,
+INLINE void NAME(pack_block)(const attention_arguments *cache, int num_keys, int padded_dim, const cached_form form,
                              NAME(prefill_scratch) *s) {
   const int head_dim = (int)cache->head_dim;
   if (num_keys < BLOCK || padded_dim != head_dim) {
@@ -102,9 +102,14 @@ INLINE void NAME(pack_block)(const attention_arguments *cache, int num_keys, int
   for (int j = 0; j < num_keys; j++) {
     const int64_t at = s->offsets[j];
     float *key = s->keys + j * padded_dim, *value = s->values + j * padded_dim;
-    if (is_codes) {
+    if (form == CODES) {
       NAME(widen_codes)(cache->keys, cache->key_scales, at, head_dim, key);
       NAME(widen_codes)(cache->values, cache->value_scales, at, head_dim, value);
+      continue;
+    }
+    if (form == FLOAT16) {
+      widen_float16s((const uint16_t *)cache->keys + at, key, head_dim);
+      widen_float16s((const uint16_t *)cache->values + at, value, head_dim);
       continue;
     }
     SIMD for (int d = 0; d < head_dim; d++) key[d] = WIDEN(((const element *)cache->keys)[at + d]);

@@ -58,7 +58,7 @@ static void NAME(turn_values)(int padded_dim, NAME(prefill_scratch) *s) {
 
 /* keys: [BLOCK, padded_dim]; values: [BLOCK / 2, padded_dim] pairs, or [padded_dim, BLOCK / 2] for tiles; 0 beyond
    `num_keys` and beyond head_dim. */
-INLINE void NAME(pack_block)(const attention_arguments *cache, int num_keys, int padded_dim, const int is_codes,
+INLINE void NAME(pack_block)(const attention_arguments *cache, int num_keys, int padded_dim, const cached_form form,
                              NAME(prefill_scratch) *s) {
   const int head_dim = (int)cache->head_dim;
   const __m512i neighbours = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
@@ -70,18 +70,18 @@ INLINE void NAME(pack_block)(const attention_arguments *cache, int num_keys, int
     float key_scales[2] = {0}, value_scales[2] = {0};
     for (int i = 0; i < 2 && j + i < num_keys; i++) {
       at[i] = s->offsets[j + i];
-      if (!is_codes) continue;
+      if (form != CODES) continue;
       key_scales[i] = NAME(scale_at)(cache->key_scales, at[i], head_dim);
       value_scales[i] = NAME(scale_at)(cache->value_scales, at[i], head_dim);
     }
     for (int d = 0; d < padded_dim; d += 32) {
       const __mmask32 first = j < num_keys ? lanes_from(d, head_dim) : 0;
       const __mmask32 second = j + 1 < num_keys ? lanes_from(d, head_dim) : 0;
-      _mm512_store_si512(s->keys + j * padded_dim + d, NAME(load_cached)(cache->keys, at[0] + d, first, is_codes, key_scales[0]));
+      _mm512_store_si512(s->keys + j * padded_dim + d, NAME(load_cached)(cache->keys, at[0] + d, first, form == CODES, key_scales[0]));
       _mm512_store_si512(s->keys + (j + 1) * padded_dim + d,
-                         NAME(load_cached)(cache->keys, at[1] + d, second, is_codes, key_scales[1]));
-      const __m512i even = NAME(load_cached)(cache->values, at[0] + d, first, is_codes, value_scales[0]);
-      const __m512i odd = NAME(load_cached)(cache->values, at[1] + d, second, is_codes, value_scales[1]);
+                         NAME(load_cached)(cache->keys, at[1] + d, second, form == CODES, key_scales[1]));
+      const __m512i even = NAME(load_cached)(cache->values, at[0] + d, first, form == CODES, value_scales[0]);
+      const __m512i odd = NAME(load_cached)(cache->values, at[1] + d, second, form == CODES, value_scales[1]);
       uint32_t *out = pairs + j / 2 * padded_dim + d;
       _mm512_store_si512(out, _mm512_permutex2var_epi16(even, neighbours, odd));
       _mm512_store_si512(out + 16, _mm512_permutex2var_epi16(even, further, odd));

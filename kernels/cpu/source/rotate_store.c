@@ -10,6 +10,7 @@ typedef struct {
   const element *query_weight, *key_weight, *value_weight;
   int64_t num_heads, num_kv_heads, head_dim, half, query_row;
   float eps;
+  int64_t is_float16;
 } NAME(rotate_store_call);
 
 INLINE void NAME(norm_heads)(element *heads, const element *weight, int64_t num_heads, int64_t head_dim, float eps) {
@@ -127,24 +128,30 @@ static void NAME(rotate_store_token)(const void *data, int64_t token) {
   const int64_t to_query = call->query_row * call->half;
   NAME(turn_heads)(call, query, query, call->query_weight, call->num_heads, cosines + to_query, sines + to_query);
   if (slot < 0 || !kv_size) return;
-  element *out = call->key_scales ? key : (element *)call->keys + slot * kv_size;
+  const int is_stored_later = call->key_scales || call->is_float16;
+  element *out = is_stored_later ? key : (element *)call->keys + slot * kv_size;
   NAME(turn_heads)(call, key, out, call->key_weight, call->num_kv_heads, cosines, sines);
-  out = call->key_scales ? value : (element *)call->values + slot * kv_size;
+  out = is_stored_later ? value : (element *)call->values + slot * kv_size;
   NAME(turn_heads)(call, value, out, call->value_weight, call->num_kv_heads, 0, 0);
   if (call->key_scales) NAME(store_codes)(call, key, value, slot);
+#if !IS_BFLOAT16
+  if (!call->is_float16) return;
+  narrow_float16s(key, (uint16_t *)call->keys + slot * kv_size, kv_size);
+  narrow_float16s(value, (uint16_t *)call->values + slot * kv_size, kv_size);
+#endif
 }
 
 /* heads: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: query, key and value heads. cosines and sines: [positions,
-   half], or null for no rotation; those of queries are `query_row` rows later. keys, values: [slots, num_kv_heads, head_dim], codes if there are scales
-   [slots, num_kv_heads]. query_weight, key_weight, value_weight: [head_dim], or null for no norm.
+   half], or null for no rotation; those of queries are `query_row` rows later. keys, values: [slots, num_kv_heads, head_dim],
+   codes if there are scales [slots, num_kv_heads], float16 if `is_float16`, which is so for elements of float32 alone. query_weight, key_weight, value_weight: [head_dim], or null for no norm.
    With no key/value heads only queries are turned. */
 PUBLIC void NAME(rotate_store)(element *heads, const float *cosines, const float *sines, const int32_t *positions,
                            const int64_t *slots, void *keys, void *values, uint16_t *key_scales,
                            uint16_t *value_scales, const element *query_weight, const element *key_weight,
                            const element *value_weight, int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads,
-                           int64_t head_dim, int64_t half, int64_t query_row, float eps) {
+                           int64_t head_dim, int64_t half, int64_t query_row, float eps, int64_t is_float16) {
   NAME(rotate_store_call)
   call = {heads, cosines, sines, positions, slots, keys, values, key_scales, value_scales, query_weight, key_weight,
-          value_weight, num_heads, num_kv_heads, head_dim, half, query_row, eps};
+          value_weight, num_heads, num_kv_heads, head_dim, half, query_row, eps, is_float16};
   run_items(num_tokens, num_tokens * (num_heads + 2 * num_kv_heads) * head_dim, NAME(rotate_store_token), &call);
 }

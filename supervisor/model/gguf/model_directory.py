@@ -21,7 +21,7 @@ import runtime.gguf
 import supervisor.model.gguf
 from messages.config.server import ModelFacts
 from messages.errors import BootError, SluiceError
-from runtime.gguf.conversion import read_config
+from runtime.gguf.conversion import IN_BLOCKS, is_in_blocks, read_config
 from runtime.gguf.gguf_file import GgufFile, part_names, read_gguf
 from runtime.model_files import WEIGHT_FILES
 from supervisor.child import how_it_ended
@@ -120,7 +120,7 @@ def _check_tensors(path: Path) -> None:
 
 def _write(model: GgufFile, parts: Parts, directory: Path) -> None:
     if Parts.MODEL in parts:
-        config = read_config(model)
+        config = read_config(model) | {IN_BLOCKS: is_in_blocks(model)}
         _write_json(directory / "config.json", config)
         _write_json(directory / "generation_config.json", read_generation_config(model.metadata))
         write_pooling(model, directory)

@@ -5,14 +5,20 @@ from typing import Literal
 import pytest
 import torch
 
+from kernels.arguments.block_rows import GGUF_FORMS
+from kernels.arguments.packed_blocks import FORMS
+from kernels.cpu.library import unload_kernels, use_library
 from messages.config.server import CacheConfig, ModelConfig
 from messages.errors import BootError
+from runtime.gguf.block_types import BLOCKS
+from runtime.gguf.conversion import IN_BLOCKS
 from runtime.numa import Share
 from scheduler_proc.computing.backends.cpu import cores
 from scheduler_proc.computing.backends.cpu.cores import set_threads
 from scheduler_proc.computing.backends.registry import find_backend
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.placement import Placement
+from tests.kernels.c_library import built_library
 
 
 def find_placement(model: ModelConfig, cache: CacheConfig, hf_config: HfConfig, number: int = 1) -> Placement:
@@ -26,6 +32,28 @@ def test_the_dtype_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fla
     stored = HfConfig({"torch_dtype": "float16"})
     assert find_placement(ModelConfig(device="cpu"), CacheConfig(), stored).dtype == dtype
     assert find_placement(ModelConfig(device="cpu", dtype="float16"), CacheConfig(), stored).dtype == torch.float16
+
+
+def test_weights_in_blocks_are_computed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_library(built_library())
+    monkeypatch.setattr("scheduler_proc.computing.backends.cpu.backend.auto_dtype", lambda: torch.bfloat16)
+    blocks, cpu, int8 = HfConfig({IN_BLOCKS: True}), ModelConfig(device="cpu"), CacheConfig(kv_cache_dtype="int8")
+    found = find_placement(cpu, CacheConfig(), blocks)
+    assert (found.dtype, found.kv_dtype) == (torch.float32, torch.float16)
+    assert found.texts == {"device": "cpu", "dtype": "float32", "kv_cache_dtype": "float16"}
+    assert find_placement(cpu, int8, blocks).kv_dtype == torch.int8
+    quantized = ModelConfig(device="cpu", quantization="int8")
+    for model, config in ((cpu, HfConfig({})), (cpu, HfConfig({IN_BLOCKS: False})), (quantized, blocks)):
+        found = find_placement(model, CacheConfig(), config)
+        assert (found.dtype, found.kv_dtype) == (torch.bfloat16, torch.bfloat16)
+    assert find_placement(ModelConfig(device="cpu", dtype="float32"), CacheConfig(), blocks).kv_dtype == torch.float32
+    assert find_placement(ModelConfig(device="cpu", dtype="bfloat16"), CacheConfig(), blocks).dtype == torch.bfloat16
+    unload_kernels()
+    assert find_placement(cpu, CacheConfig(), blocks).dtype == torch.bfloat16  # there blocks become numbers
+
+
+def test_the_computed_types_of_gguf_are_the_kernels_forms() -> None:
+    assert set(GGUF_FORMS) & set(FORMS) == set(BLOCKS)
 
 
 @pytest.mark.parametrize(

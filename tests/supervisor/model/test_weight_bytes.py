@@ -47,7 +47,7 @@ def test_blocks_of_gguf_are_counted_as_they_are(tmp_path: Path) -> None:
     shapes = {"F32": (3, 4), "F16": (2, 4), "Q4_K": (2, 256), "Q6_K": (1, 512), "Q8_0": (2, 64), "Q2_K": (1, 256)}
     tensors = {name: Stored(name, shape) for name, shape in shapes.items()}
     write_gguf(tmp_path / "model.gguf", {}, tensors)
-    assert found(tmp_path) == 4 * 12 + 4 * 8 + 2 * 144 + 2 * 210 + 4 * 34 + 4 * 256
+    assert found(tmp_path) == 4 * 12 + 4 * 8 + 2 * 144 + 2 * 210 + 4 * 34 + 84
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     assert not found(tmp_path)
 
@@ -81,3 +81,13 @@ def test_none_where_they_take_most_of_the_memory_that_is_left(tmp_path: Path) ->
     assert found(tmp_path) == 496_000_000
     write(tmp_path / "model.safetensors", {"lm_head.weight": [129_000_000]})
     assert found(tmp_path) == 0
+
+
+def test_numbers_beside_blocks_are_float32_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_bytes, "computes_bfloat16", lambda path: True)
+    tensors = {"blocks": Stored("Q4_K", (9, 256)), "norm": Stored("F32", (16,))}
+    write_gguf(tmp_path / "model.gguf", {}, tensors)
+    assert found(tmp_path) == found(tmp_path, dtype="float32") == 9 * 144 + 4 * 16
+    assert found(tmp_path, dtype="bfloat16") == 9 * 144 + 2 * 16
+    write_gguf(tmp_path / "model.gguf", {}, tensors | {"output.weight": Stored("F16", (9, 256))})
+    assert found(tmp_path) == 9 * 144 + 2 * 16 + 2 * 9 * 256

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 import torch.distributed as distributed
 
-from kernels.cpu.library import load_kernels
+from kernels.cpu.library import find_kernel, load_kernels
 from messages.config.server import CacheConfig, Config, ModelConfig
 from messages.errors import BootError
+from runtime.gguf.conversion import IN_BLOCKS
 from scheduler_proc.computing.backends.backend import ModelParts, Place, RunnerFactory
 from scheduler_proc.computing.backends.cpu.cores import auto_dtype, set_threads
 from scheduler_proc.computing.backends.cpu.loading import CpuRunnerFactory
@@ -32,10 +33,12 @@ class CpuBackend:
     def find_placement(self, model: ModelConfig, cache: CacheConfig, hf_config: HfConfig, number: int = 1) -> Placement:
         if model.dtype == "float16":
             refuse_quantization(model, "with --dtype float16")
-        dtype = auto_dtype() if model.dtype == "auto" else DTYPES[model.dtype]
+        dtype, kv_numbers = auto_dtype() if model.dtype == "auto" else DTYPES[model.dtype], None
+        if model.dtype == "auto" and model.quantization == "none" and _computes_in_blocks(hf_config):
+            dtype, kv_numbers = torch.float32, torch.float16  # decision 0126
         kv_codes = find_kv_codes(cache, self.name, "int8", torch.int8)
         quantization = None if model.quantization == "none" else model.quantization
-        return Placement(torch.device("cpu"), dtype, quantization, kv_codes)
+        return Placement(torch.device("cpu"), dtype, quantization, kv_codes, kv_numbers)
 
     def bind(self, config: Config, placement: Placement, place: Place) -> None:
         if config.cache.kv_offload_gb:
@@ -54,6 +57,10 @@ class CpuBackend:
 
     def make_factory(self, model: ModelParts, report: Report, main: RunnerFactory | None = None) -> CpuRunnerFactory:
         return CpuRunnerFactory(model.config, model.decoder, model.limits)
+
+
+def _computes_in_blocks(hf_config: HfConfig) -> bool:
+    return hf_config.flag(IN_BLOCKS, False) and find_kernel("block_linear", torch.float32) is not None
 
 
 def _connect(store: Any, rank: int, size: int, timeout: timedelta) -> Any:

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from kernels.arguments.block_rows import BlockRows
 from kernels.cpu.library import find_kernel, load_kernels
 from kernels.operations.dequantize_blocks import dequantize_blocks
-from runtime.gguf.conversion import read_config
+from runtime.gguf.conversion import IN_BLOCKS, read_config
 from runtime.gguf.gguf_file import read_gguf
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.loading.checkpoint import open_checkpoint
@@ -61,3 +61,18 @@ def test_logits_are_near_to_those_of_the_values_in_float32(model_dir: Path, tmp_
     difference = our_logits(make_config(model_dir, dtype=dtype, max_model_len=256), prompts) - expected
     shifted = difference - difference.mean(-1, keepdim=True)  # a shift of all logits changes no probability
     assert float((shifted.abs() / expected.std(-1, keepdim=True)).mean()) < MEAN_TOLERANCE
+
+
+def test_the_default_is_nearer_to_float32_than_bfloat16(model_dir: Path) -> None:
+    """The default keeps activations in float32, K and V in float16 (decision 0126)."""
+    load_kernels(lambda text, fraction: None)
+    if find_kernel("block_linear", torch.float32) is None:
+        pytest.skip("there are no C kernels here")
+    fields = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    (model_dir / "config.json").write_text(json.dumps(fields | {IN_BLOCKS: True}), encoding="utf-8")
+    prompts = [PROMPT[:length] for length in (8, 20, 30, 36, 37)]
+    exact, default, bfloat16 = (
+        our_logits(make_config(model_dir, dtype=dtype, max_model_len=256), prompts).log_softmax(-1)
+        for dtype in ("float32", "auto", "bfloat16")
+    )
+    assert float((default - exact).abs().mean()) < 0.75 * float((bfloat16 - exact).abs().mean())
