@@ -40,7 +40,7 @@ ALLOWED = {
         *("torch multiplies floats", "torch computes it", "C kernels are captured", "there are no calls of C kernels"),
         *("blocks are packed by C kernels alone", "of C kernels", "once is enough", "there is one form of it"),
         *("its checkpoints are fused", "without windows and states", "takes nothing that could be wrong"),
-        "the template refuses it",
+        *("the template refuses it", "its grammar lets a thought end only by its mark"),
     ),
 }
 """Beginnings of reasons, as patterns, by what is missing."""

@@ -15,13 +15,16 @@ from extras.models.description import FILE_NAME
 from extras.models.descriptions import Descriptions
 from extras.models.messages import Description
 from extras.models.model_server import ModelServer
+from messages.config.server import Config, ModelFacts
 from runtime.run_dir import RunDir
 
 TIMEOUT_S = 60.0
+NO_FACTS = ModelFacts(model_dir="", tokenizer_dir="", served_names=(), vocab_size=0, max_model_len=0)
 NAMES = ("hostile", "first", "second", "third")
 
 
 def be_good(directory: Path) -> None:
+    RunDir(directory).write_config(Config(facts=NO_FACTS))
     (directory / FILE_NAME).write_text('["config.json",1,2]', encoding="ascii")
 
 

@@ -47,8 +47,7 @@ def test_every_integer_of_every_body_and_query_is_bounded(server: FrontendRun):
     "kind",
     [{"type": "integer"}, {"type": "integer", "minimum": 0}, {"type": "integer", "minimum": 0, "maximum": 2**64}],
 )
-def test_an_integer_without_bounds_is_found(bounds: dict[str, Any]):
-    kind = {"type": "integer", **bounds}
+def test_an_integer_without_bounds_is_found(kind: dict[str, Any]):
     schemas = {"Body": {"properties": {"inner": {"anyOf": [{"items": kind}, {"type": "null"}]}}}}
     ((path, each),) = integers({"$ref": "#/components/schemas/Body"}, schemas, set())
     assert path.startswith("Body.properties.inner")
