@@ -192,7 +192,7 @@ def of_completions() -> list[Bad]:
         *field(COMPLETIONS, "prompt", "", [], [""], [[]], ["a", 5], ["a", [5]], [1.5], [[-1]], None, True),
         Bad(COMPLETIONS, {"prompt": ["x", "y" * 999]}, "prompt", "maximum context length"),
         *field(COMPLETIONS, "n", 0, 1.5, "2", True),
-        *field(COMPLETIONS, "n", 65, 2**63 - 1, fragment="from 1 to 64"),
+        *field(COMPLETIONS, "n", 65, 2**63 - 1, fragment="64"),
         Bad(COMPLETIONS, {"prompt": ["x"] * 1281}, "prompt", "--max-queued-requests"),
         *field(COMPLETIONS, "n", 2, temperature=0, fragment="greedy"),
         *field(COMPLETIONS, "best_of", 0, 65),

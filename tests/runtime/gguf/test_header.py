@@ -63,7 +63,7 @@ def test_the_frame_of_a_file(tmp_path: Path, content: bytes, complaint: str):
         (gguf_bytes({"k" * 2000: 1}), r"a text of 2000 bytes; the limit is 1024"),
         (gguf_bytes({"general.alignment": 0}), r"'general.alignment'.* 0 is not a power of two"),
         (gguf_bytes({"general.alignment": 48}), r"48 is not a power of two"),
-        (gguf_bytes({"general.alignment": "x" * 999}), r"xxx… is not a power of two"),
+        (gguf_bytes({"general.alignment": "x" * 999}), r"xxx…' is not a power of two"),
     ]
 )
 def test_metadata(tmp_path: Path, content: bytes, complaint: str):
