@@ -5,7 +5,7 @@ python -m benchmarks.performance_page
 
 from pathlib import Path
 
-from benchmarks.page.cpu_engine import cpu_parts, earlier_cpu_page, one_stream_parts, step_kernels_parts
+from benchmarks.page.cpu_engine import cpu_parts, one_stream_parts, step_kernels_parts
 from benchmarks.page.gpu import make_gpu_page
 from benchmarks.page.serving import (
     engine_death_text,
@@ -36,27 +36,37 @@ def make_pages(results: Path) -> dict[str, str]:
     return {
         "speed/performance.md": _make_summary(results),
         "speed/performance-gpu.md": MARK + make_gpu_page(results),
-        "speed/performance-earlier.md": MARK + earlier_cpu_page(results),
+        "speed/performance-earlier.md": _make_earlier(results),
         "speed/parts.md": _make_parts(results),
     }
 
 
 def _make_summary(results: Path) -> str:
-    """Returns the page about what users notice."""
+    """Returns the page about the speed that users notice."""
+    parts = [
+        f"{MARK}# Performance\n\nEach table is made from a file in `benchmarks/results/`; the command below it "
+        "measures again. All ran on a CPU, with the C kernels and torch.\n\n"
+        "[GPUs](performance-gpu.md), [the parts](parts.md) of these numbers and [earlier "
+        "measurements](performance-earlier.md) have pages of their own. [Choices](choices.md) and "
+        "[measurements](measurements.md) are the numbers behind kernels, defaults and decisions.\n",
+        *cpu_parts(results, "cpu"),
+    ]
+    return "\n".join(parts)
+
+
+def _make_earlier(results: Path) -> str:
+    """Returns the page with measurements that were not repeated since the code has changed much."""
     loads = read_runs(results, "server")
     footprint, recovery = read_result(results, "footprint"), read_result(results, "recovery#processes")
     parts = [
-        f"{MARK}# Performance\n\nEach table is made from a file in `benchmarks/results/`; `make bench` measures again. "
-        "Unless a section names another model, it is the bundled one, and each number is from one run. All ran on a "
-        "CPU, with the C kernels and torch. Throughput of equal runs differed by up to half.\n\n"
-        "[GPUs](performance-gpu.md) and [the parts](parts.md) of these numbers have pages of their own, "
-        "[earlier comparisons](performance-earlier.md) too. "
-        "[Choices](choices.md) and [measurements](measurements.md) are the numbers behind kernels, defaults and "
-        "decisions.\n",
+        f"{MARK}# Earlier measurements\n\nThese are of an older state of the code, and partly of older versions of the "
+        "other servers; the line below each table names the commit. [Performance](performance.md) has the newest. "
+        "Unless a section names another model, it is the bundled one, and each number is from one run. Throughput of "
+        "equal runs differed by up to half.\n",
         "## A running server under load\n\n" + load_table(loads) + name_source(loads[0], len(loads)),
-        *cpu_parts(results),
         "## Start, memory and idle\n\n" + footprint_text(footprint) + name_source(footprint),
         "## When a process is killed\n\n" + recovery_table(recovery) + name_source(recovery),
+        *cpu_parts(results, "cpu_earlier"),
     ]
     return "\n".join(parts)
 

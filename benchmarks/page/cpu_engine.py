@@ -42,22 +42,10 @@ def _format(value: float) -> str:
     return f"{value:,.{1 if value < 100 else 0}f}"
 
 
-def cpu_parts(results: Path) -> list[str]:
+def cpu_parts(results: Path, name: str) -> list[str]:
     """Returns the section that compares the CPU engine with other servers, `[]` if there are no results."""
-    found = read_runs(results, "cpu")
+    found = read_runs(results, name)
     return ["## The CPU engine and other servers\n", *map(_cpu_part, found)] if found else []
-
-
-def earlier_cpu_page(results: Path) -> str:
-    """Returns the page with the comparisons that were not repeated since the code has changed much."""
-    return "\n".join(
-        [
-            "# Earlier measurements of the CPU engine\n\nThese comparisons are of an older state of the code, and "
-            "partly of older versions of the other servers; the line below each table names the commit. "
-            "[Performance](performance.md) has the newest.\n",
-            *map(_cpu_part, read_runs(results, "cpu_earlier")),
-        ]
-    )
 
 
 def _cpu_part(run: Result) -> str:

@@ -15,7 +15,7 @@ from scheduler_proc.deciding.rows.batch_columns import Chunk
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.stages import Stages
 from scheduler_proc.deciding.step_plan import Budget, DraftSource, PageKey, StepPlan
-from scheduler_proc.deciding.step_size import MIN_TOKENS, StepSize
+from scheduler_proc.deciding.step_size import MIN_TOKENS, NUM_LARGE_STEPS, StepSize
 from scheduler_proc.deciding.tasks.pooling import chunking_of
 
 PART_BY_TURN = 8
@@ -86,9 +86,11 @@ class Policy:
         for req, num_tokens in rows.reqs_without_slot():
             self._make_room(req, num_tokens, plan)
         plan.num_tokens_left -= len(rows)
-        num_tokens = max(MIN_TOKENS, self.step_size.num_tokens - len(rows))
-        plan.num_left_over = max(0, plan.num_tokens_left - num_tokens)
-        plan.num_tokens_left -= plan.num_left_over
+        most = self.budget.max_num_batched_tokens
+        if self.step_size.num_tokens < most and self._stages.has_large_group(NUM_LARGE_STEPS * most):
+            num_tokens = max(MIN_TOKENS, self.step_size.num_tokens - len(rows))
+            plan.num_left_over = max(0, plan.num_tokens_left - num_tokens)
+            plan.num_tokens_left -= plan.num_left_over
         plan.pages_in_work.update((self._page_key(chunk.req), chunk.req.uid) for chunk in plan.chunks_in_flight)
         self._let_pass(plan)
         for req in tuple(self._stages.prefilling):

@@ -81,6 +81,13 @@ class Stages:
         ]
         return sorted(rows, key=_priority_key)[1:]
 
+    def has_large_group(self, num_tokens: int) -> bool:
+        """True if the unfinished prompts of a group have more tokens than this, or requests wait for its turn."""
+        sizes = Counter[Group]()
+        for pending in (*(req.pending for req in self.prefilling), *self.waiting.line):
+            sizes[pending.group] += len(pending.token_ids)
+        return self.waiting.has_any_behind or max(sizes.values(), default=0) > num_tokens
+
     def _turn_key(self, req: Req) -> tuple[int, PriorityKey]:
         return self.rows_by_group[req.pending.group], req.pending.priority_key
 

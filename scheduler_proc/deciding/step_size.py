@@ -1,4 +1,4 @@
-"""How many tokens a step with prompts has: fewer than the limit where that many take long.
+"""How many tokens a step with prompts has: fewer than the limit if that many take long and one group has many prompts.
 
 A request that arrives during a step gets its first token with the next one: next to a request of any size it waits for
 two steps at most. No token depends on the size: a prompt may be cut anywhere.
@@ -9,6 +9,9 @@ STEP_S = 0.25
 
 MIN_TOKENS = 64
 """Smaller steps are less efficient."""
+
+NUM_LARGE_STEPS = 2
+"""A group with more prompt tokens than this number of whole steps makes steps short; smaller ones end soon anyway."""
 
 MULTIPLE = 32
 """Kernels compute tokens in blocks."""

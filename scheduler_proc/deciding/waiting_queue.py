@@ -59,6 +59,11 @@ class WaitingQueue:
         return chain(self.line, *self._behind.values())
 
     @property
+    def has_any_behind(self) -> bool:
+        """True if a request waits for the one of its group that is in line."""
+        return self._num_behind > 0
+
+    @property
     def first(self) -> PendingReq:
         return self.line[0]
 

@@ -2,16 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
 from openai import OpenAI
 
 from tests.ring.client import TIMEOUT_S, RingClient
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = pytest.mark.ring
 
@@ -31,7 +28,7 @@ QUESTIONS = ["What is the weather in Paris?", "Name three fruits."]
 @pytest.fixture(scope="module")
 def ring(start_ring: Any) -> RingClient:
     if not MODEL.exists():
-        pytest.skip("needs the default model: make")
+        pytest.skip(f"{MODEL} was not fetched")
     return start_ring(MODEL, "--served-model-name", "m", "--max-model-len", "2048", "--kv-cache-memory-gb", "0.2")
 
 
@@ -89,17 +86,20 @@ def test_a_chat(client: OpenAI, choice: Any, temperature: float):
         assert len(chunks) > 4, "it is streamed"
 
 
-def test_a_result_is_read(client: OpenAI):
+def test_a_result_is_part_of_the_prompt(ring: RingClient):
     call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
     messages: Any = [
         {"role": "user", "content": QUESTIONS[0]},
         {"role": "assistant", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "21 C, sunny"},
     ]
-    answer = client.chat.completions.create(
-        model="m", messages=messages, tools=TOOLS, temperature=0, max_tokens=60, tool_choice="auto"
-    ).choices[0]
-    assert "21 C" in (answer.message.content or "")
+    tokens = httpx.post(f"{ring.url}/tokenize", json={"messages": messages, "tools": TOOLS}).json()["tokens"]
+    prompt = httpx.post(f"{ring.url}/detokenize", json={"tokens": tokens}).json()["prompt"]
+    system, question, call_text, result = (
+        prompt.index(text) for text in ("Get the weather", QUESTIONS[0], "get_weather", "21 C, sunny")
+    )
+    assert system < question < result
+    assert call_text < result
 
 
 def test_the_other_apis(ring: RingClient, client: OpenAI):

@@ -164,7 +164,7 @@ def test_a_compiler_that_fails_or_hangs_builds_no_package_without_kernels(
     assert "no such header. Name another C compiler with CC, or set SLUICE_WITHOUT_KERNELS=1" in done.stderr
     monkeypatch.setenv("SLUICE_WITHOUT_KERNELS", "1")
     subprocess.run(BUILD_PY, cwd=copy, check=True, capture_output=True, timeout=60)
-    take_compiler(tmp_path / "cc", 'case "$*" in *" -E "*|--version) ;; *) exec sleep 60;; esac', monkeypatch)
+    take_compiler(tmp_path / "cc", 'case " $* " in *" -E "*|*" --version "*) ;; *) exec sleep 60;; esac', monkeypatch)
     with pytest.raises(BuildError, match=r"took more than 0\.1 s"):
         build([str(tmp_path / "cc")], tmp_path / "kernels.so", timeout_s=0.1)
 

@@ -28,15 +28,22 @@ def test_a_small_and_quick_step_says_nothing():
 
 
 def slow_bench() -> Bench:
-    bench = Bench(num_pages=400, max_model_len=200, max_num_batched_tokens=160)
+    bench = Bench(num_pages=400, max_model_len=400, max_num_batched_tokens=160)
     bench.scheduler._policy.step_size.note_time(160, 100.0)
     return bench
 
 
 def test_a_prompt_is_cut_where_steps_are_slow():
     bench = slow_bench()
-    bench.send(user_msg(1, [1] * 190, 1))
-    assert [bench.step() for _ in range(3)] == [{1: MIN_TOKENS}, {1: MIN_TOKENS}, {1: 190 - 2 * MIN_TOKENS}]
+    bench.send(user_msg(1, [1] * 390, 1))
+    assert [bench.step() for _ in range(7)] == [{1: MIN_TOKENS}] * 6 + [{1: 390 - 6 * MIN_TOKENS}]
+    bench.run()
+
+
+def test_short_prompts_of_many_requests_have_whole_steps():
+    bench = slow_bench()
+    bench.send(*[user_msg(uid, [uid] * 190, 1) for uid in (1, 2, 3)])
+    assert [sum(bench.step().values()) for _ in range(2)] == [160, 160]
     bench.run()
 
 
