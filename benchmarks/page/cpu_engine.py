@@ -18,10 +18,12 @@ def _readme_table(run: Result) -> str:
     vectors = f" with {machine['vectors']}" if machine.get("vectors") else ""
     rows = [_readme_row(line, found["peers"]) for line in found["workloads"]]
     num_rounds = len(found["workloads"][0]["rounds"]["sluice"])
+    rounds = f"medians of {num_rounds} rounds in turn" if num_rounds > 1 else "one round"
+    dtype = "" if found.get("gguf") else f"{found['dtype']}, "  # that of a file's weights is its own
     source = (
-        f"{found['shape']} {_weights_text(found)}, {found['dtype']}, "
+        f"{found['shape']} {_weights_text(found)}, {dtype}"
         f"{machine['cores']} cores of {machine['cpu']}{vectors}, over HTTP, "
-        f"medians of {num_rounds} rounds in turn; commit {run['commit']}, {run['when'][:10]}."
+        f"{rounds}; commit {run['commit']}, {run['when'][:10]}."
     )
     heads = ("workload", "unit", "Sluice", *found["peers"], "against the best of them")
     return make_table(heads, rows) + "\n" + source + "\n"
