@@ -29,8 +29,8 @@ PLACES: dict[str, tuple[str, ...]] = {
 
 EXTRAS = "extras"
 
-CORE_BUDGET = 53_766
-EXTRAS_BUDGET = 12_025
+CORE_BUDGET = 55_840
+EXTRAS_BUDGET = 12_433
 """The most lines of code. A commit that changes one of these numbers contains nothing else, and gives the reason."""
 
 SUFFIXES = {".py", ".c", ".h", ".js", ".css", ".html"}
