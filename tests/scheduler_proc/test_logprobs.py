@@ -22,7 +22,7 @@ from tests.scheduler_proc.simulated_runner import Logprob
 
 TOLERANCE = 1e-4
 PAGE_SIZE = 4
-PLENTY, SCARCE = 400, 40
+PLENTY, SCARCE = 400, 34
 MAX_TOKENS = 20
 
 
