@@ -1,5 +1,6 @@
 """Tokens with their logprobs as clients see them: each with its text, bytes, offset and alternatives."""
 
+import math
 from collections.abc import Sequence
 
 from detokenizer_proc.decoders import CountingDecoder, Decoder
@@ -57,7 +58,10 @@ class PromptLogprobReader:
         self._opening = opening
 
     def make_reply(self, message: PromptLogprobs) -> PromptReply:
-        """Returns the prompt's tokens; the first has no logprob. Raises `ValueError` for another prompt's logprobs."""
+        """Returns the prompt's tokens; the first and those of spans have no logprob.
+
+        Raises `ValueError` for another prompt's logprobs.
+        """
         prompt_ids = unpack_int32(self._opening.prompt_ids)
         table = LogprobTable(message.logprobs)
         if prompt_ids[1:] != table.token_ids:
@@ -67,7 +71,11 @@ class PromptLogprobReader:
         tokens = [PositionLogprobs(_logprob(prompt_ids[0], self._vocabulary.spell_first(prompt_ids[0]), None), (), 0)]
         texts = [decoder.push(prompt_ids[0])]
         for index, token_id in enumerate(table.token_ids):
-            tokens.append(formatter.format(table, index))
+            if math.isnan(table.logprobs[index]):
+                unknown = _logprob(token_id, self._vocabulary.spell(token_id), None)
+                tokens.append(PositionLogprobs(unknown, (), decoder.offset_of(token_id)))
+            else:
+                tokens.append(formatter.format(table, index))
             texts.append(decoder.push(token_id))
         text = "".join(texts) + decoder.settle()
         return PromptReply(message.uid, message.attempt, text, tuple(tokens), self._opening.prompt_ids)

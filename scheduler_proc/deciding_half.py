@@ -62,6 +62,7 @@ def make_scheduler(
         grammars,
         plans_decodes_alone=not runner.can_overlap,
         adapters=make_adapter_slots(config, runner, wake),
+        span_rows=runner.span_rows,
     )
 
 

@@ -17,6 +17,7 @@ from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.page_journal import PageJournal
 from scheduler_proc.deciding.pages.page_tiers import PageTiers
+from scheduler_proc.deciding.placed_spans import PlacedSpans, SpanRows
 from scheduler_proc.deciding.policy import Policy
 from scheduler_proc.deciding.refusals import check_possible
 from scheduler_proc.deciding.requests import FollowedGrammar, Limits, PendingReq
@@ -68,6 +69,7 @@ class Scheduler:
         *,
         plans_decodes_alone: bool = False,
         adapters: AdapterSlots | None = None,
+        span_rows: SpanRows | None = None,
     ):
         assert cache.num_pages * cache.page_size >= limits.max_model_len
         self._cache = cache
@@ -81,6 +83,7 @@ class Scheduler:
         self._states = None if cache.states is None else StatePlanner(cache)
         self._results = Results(self._stages, cache, self._states)
         self._builder = BatchBuilder(cache.num_pages, cache.page_size, limits.max_model_len, cache.windows)
+        self._spans = PlacedSpans(span_rows, self._stages, cache.page_size)
         self._grammars = grammars
         self._plans_decodes_alone = plans_decodes_alone
         self._in_flight: deque[StepInFlight] = deque()
@@ -179,7 +182,7 @@ class Scheduler:
             states = self._states.plan(rows, chunks, self._in_flight[0].states if self._in_flight else None)
         self._in_flight.append(StepInFlight(rows.reqs, chunks, self._stages, states))
         self._replies += self._reports.make(self._num_steps, chunks)
-        columns = {} if states is None else states.columns()
+        columns = {**({} if states is None else states.columns()), **self._spans.columns(len(rows), chunks)}
         if self.adapters is not None:
             reqs = [*rows.reqs, *[chunk.req for chunk in chunks]]
             columns = {**columns, **self.adapters.columns(reqs, self._stages.running.values())}
@@ -338,6 +341,7 @@ class Scheduler:
         self._replies.append(open_stream(message))
         try:
             check_possible(message, self._limits)
+            self._spans.check(message)
             if message.sampling_params.grammar is not None and self._grammars is None:
                 raise bad_request("grammars are not supported here")
             if message.sampling_params.adapter is not None and self.adapters is None:

@@ -75,7 +75,7 @@ class StepPlan:
             for place in likely_places(other, page_size):
                 place *= page_size
                 is_ahead = first <= chunk.start < place <= end and other.pending.salt == req.pending.salt
-                if is_ahead and other.token_ids[:place] == req.token_ids[:place]:
+                if is_ahead and other.page_key(0, place, page_size) == req.page_key(0, place, page_size):
                     return other.uid
         return None
 

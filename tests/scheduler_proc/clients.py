@@ -25,6 +25,7 @@ from scheduler_proc.deciding.step_plan import Budget
 from tests.scheduler_proc.simulated_drafter import plan_all_drafts
 from tests.scheduler_proc.simulated_grammar import SimulatedGrammars
 from tests.scheduler_proc.simulated_runner import Logprob, SimulatedPages, SimulatedRunner, unpack_logprobs
+from tests.scheduler_proc.simulated_spans import SimulatedSpanRows
 from tests.scheduler_proc.simulated_store import SimulatedStore
 
 VOCAB_SIZE = 50
@@ -154,6 +155,7 @@ class Bench:
         self.cache = open_cache(num_pages, page_size, is_sharing, pages, store, windows, states)
         self.grammars = SimulatedGrammars(self.limits)
         self.budget = Budget(max_num_seqs, max_num_batched_tokens, *yielding)
+        self.span_rows = SimulatedSpanRows()
         planner = None if drafter is None else plan_all_drafts(self.cache, drafter)
         self.scheduler = Scheduler(
             self.cache,
@@ -163,10 +165,11 @@ class Bench:
             self.grammars,
             plans_decodes_alone=plans_decodes_alone,
             adapters=adapters,
+            span_rows=self.span_rows,
         )
         self.adapters = adapters
         self.runner = SimulatedRunner(num_pages, page_size, VOCAB_SIZE)
-        self.runner.windows, self.runner.states = windows, states
+        self.runner.windows, self.runner.states, self.runner.span_rows = windows, states, self.span_rows
         self.draft_runner: SimulatedRunner | None = None
         if pages is not None:
             self.runner.slots, self.runner.window_slots = pages.slots, pages.window_slots

@@ -28,6 +28,7 @@ from scheduler_proc.computing.model.description import LayerDescription, ModelDe
 from scheduler_proc.computing.model.parameters import Parameter
 from scheduler_proc.computing.model.position_biases import POSITION_BIAS, bias_parameters, spread_buckets
 from scheduler_proc.computing.model.rope_tables import make_rope_tables
+from scheduler_proc.computing.model.span_rows import SpanRows
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
 from scheduler_proc.computing.parallel import ALONE, ParallelGroup
 from scheduler_proc.computing.step.inputs import StepInputs, StepRows
@@ -67,6 +68,8 @@ class Decoder(Protocol):
     """`None`: pooled hidden states are the model's vectors, and it has no classification head."""
     adapters: Adapters | None
     """`None`: rows have no adapters."""
+    span_rows: SpanRows | None
+    """`None`: prompts have no spans."""
 
     @property
     def activation_dtype(self) -> torch.dtype: ...
@@ -142,6 +145,7 @@ class DescribedDecoder:
             formats = tuple(weights[name].format.name for name in names if name in weights)
             self.layer_kinds.append((layer, formats))
             self._layers.append(Layer(index, layer, weights, tables[rope, head_dim], parallel, bias_HX))
+        self.span_rows = SpanRows(model.hidden_size, dtype, device) if shared is None and parallel.size == 1 else None
         self.pooler = Pooler(model.classifier, weights, dense, device) if model.classifier or dense else None
         self._head = Head(model, weights, self.embedding.tokens_VE, parallel) if shared is None else shared._head
 

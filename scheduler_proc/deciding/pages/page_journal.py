@@ -112,8 +112,8 @@ class PageJournal(PageObserver):
             start -= 1
         for index in range(start, num_pages):
             before = req.pages[index - 1] if index else None
-            tokens = req.token_ids[index * size : (index + 1) * size].tobytes()
-            self.seal(req.pages[index], before, tokens, req.pending.salt, req.uid, clock)
+            key = req.page_key(index * size, (index + 1) * size, size)
+            self.seal(req.pages[index], before, key, req.pending.salt, req.uid, clock)
         if self.windows is not None:
             pages = req.pages[req.window_start : num_pages]
             for page, window_page in zip(pages, self.windows.find(pages), strict=True):
