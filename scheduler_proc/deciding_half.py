@@ -17,6 +17,7 @@ from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.open_cache import open_cache
 from scheduler_proc.deciding.pages.page_journal import PageJournal
 from scheduler_proc.deciding.pages.page_tiers import SAVE_S
+from scheduler_proc.deciding.placed_spans import PlacedSpans
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.rows.batch_columns import BatchBuilder
 from scheduler_proc.deciding.scheduler import GrammarSource, Scheduler
@@ -51,26 +52,32 @@ def make_scheduler(
             each.wake = wake
     is_sharing = config.cache.enable_prefix_caching
     cache = open_cache(runner.num_pages, page_size, is_sharing, memory, store, runner.windows, runner.states)
+    if config.model.num_lora_slots:
+        cache.observers.append(make_adapter_slots(config, runner, wake))
+    if runner.span_rows is not None:
+        cache.observers.append(PlacedSpans(runner.span_rows, page_size))
     journal = cache.find_observer(PageJournal)
     if journal is not None and journal.num_recovered + journal.num_dropped:
         log.info("%d pages of the KV cache are taken over, %d dropped", journal.num_recovered, journal.num_dropped)
     return Scheduler(
         cache,
-        Limits(facts.max_model_len, facts.vocab_size, facts.eos_token_ids),
+        Limits(
+            facts.max_model_len,
+            facts.vocab_size,
+            facts.eos_token_ids,
+            has_adapters=config.model.num_lora_slots > 0,
+            has_spans=runner.span_rows is not None,
+        ),
         budget,
         make_draft_planner(config, runner, cache),
         grammars,
         plans_decodes_alone=not runner.can_overlap,
-        adapters=make_adapter_slots(config, runner, wake),
-        span_rows=runner.span_rows,
     )
 
 
-def make_adapter_slots(config: Config, runner: Runner, wake: Callable[[], None] | None) -> AdapterSlots | None:
-    """Returns the slots of LoRA adapters, `None` if LoRA is off. Raises `BootError` for an adapter that is unusable."""
+def make_adapter_slots(config: Config, runner: Runner, wake: Callable[[], None] | None) -> AdapterSlots:
+    """Returns the slots of LoRA adapters. Raises `BootError` for an adapter that is unusable."""
     num_slots = config.model.num_lora_slots
-    if not num_slots:
-        return None
     if config.first_engine > 1:
         raise BootError("LoRA adapters are files of the server's machine: engines on other machines cannot read them")
     assert isinstance(runner, AdapterRunner)

@@ -19,6 +19,7 @@ from scheduler_proc.deciding.adapter_slots import AdapterSlots
 from scheduler_proc.deciding.drafting.draft_model import run_draft_steps
 from scheduler_proc.deciding.drafting.drafts import Drafter
 from scheduler_proc.deciding.pages.open_cache import open_cache
+from scheduler_proc.deciding.placed_spans import PlacedSpans
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.deciding.step_plan import Budget
@@ -151,11 +152,14 @@ class Bench:
         states: tuple[int, int] | None = None,
         adapters: AdapterSlots | None = None,
     ):
-        self.limits = Limits(max_model_len, VOCAB_SIZE, (eos_token_id,))
+        self.limits = Limits(max_model_len, VOCAB_SIZE, (eos_token_id,), adapters is not None, has_spans=True)
         self.cache = open_cache(num_pages, page_size, is_sharing, pages, store, windows, states)
+        if adapters is not None:
+            self.cache.observers.append(adapters)
+        self.span_rows = SimulatedSpanRows()
+        self.cache.observers.append(PlacedSpans(self.span_rows, page_size))
         self.grammars = SimulatedGrammars(self.limits)
         self.budget = Budget(max_num_seqs, max_num_batched_tokens, *yielding)
-        self.span_rows = SimulatedSpanRows()
         planner = None if drafter is None else plan_all_drafts(self.cache, drafter)
         self.scheduler = Scheduler(
             self.cache,
@@ -164,8 +168,6 @@ class Bench:
             planner,
             self.grammars,
             plans_decodes_alone=plans_decodes_alone,
-            adapters=adapters,
-            span_rows=self.span_rows,
         )
         self.adapters = adapters
         self.runner = SimulatedRunner(num_pages, page_size, VOCAB_SIZE)
@@ -198,9 +200,7 @@ class Bench:
     def step(self) -> dict[int, int]:
         """Runs one step; returns the number of tokens that each request had in it, in the order of the rows."""
         batch = self.plan()
-        while batch is None and (
-            self.grammars.compiling or self.scheduler.has_loads or (self.adapters and self.adapters.is_reading)
-        ):
+        while batch is None and (self.grammars.compiling or self.scheduler.is_loading):
             batch = self.plan()
         self.inbox.take(self.scheduler.pop_replies())
         if batch is None:

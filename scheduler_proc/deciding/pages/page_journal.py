@@ -10,7 +10,7 @@ was overwritten.
 
 import random
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
@@ -115,8 +115,7 @@ class PageJournal(PageObserver):
             key = req.page_key(index * size, (index + 1) * size, size)
             self.seal(req.pages[index], before, key, req.pending.salt, req.uid, clock)
         if self.windows is not None:
-            pages = req.pages[req.window_start : num_pages]
-            for page, window_page in zip(pages, self.windows.find(pages), strict=True):
+            for page, window_page in self.windows.used_by(req, num_pages):
                 if self._window_notes[2 * window_page] != self._short_digest(page):
                     checksum = self._memory.checksum(window_page, is_window=True)
                     self._note(self._window_notes, window_page, page, checksum)
@@ -138,7 +137,7 @@ class PageJournal(PageObserver):
     def gauges(self) -> dict[str, float]:
         return {"pages_recovered": self.num_recovered, "pages_dropped": self.num_dropped}
 
-    def check(self, free: Collection[int], cached: Collection[int]) -> None:
+    def check(self, reqs: Sequence[Req], free: Collection[int], cached: Collection[int]) -> None:
         sealed = set(self.sealed_pages())
         assert sealed.issuperset(cached), "a cached page is not sealed"
         assert sealed.isdisjoint(free), "a free page is sealed"

@@ -10,7 +10,7 @@ from messages.ring.requests import AbortMsg, Dry, UserMsg
 from messages.ring.spans import PromptSpan
 from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
 from scheduler_proc.deciding.drafting.drafts import NgramDrafter
-from scheduler_proc.deciding.requests import PendingReq, State
+from scheduler_proc.deciding.requests import Limits, PendingReq, State
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.deciding.step_plan import Budget
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
@@ -127,7 +127,7 @@ def test_small_pages_and_a_model_without_rows_take_no_spans():
     bench.send(ask(bench, 1, span_of(3, 4)))
     assert "--block-size of at least 4" in str(bench.end(1).error)
     bench = Bench()
-    bench.scheduler = Scheduler(bench.cache, bench.limits, bench.budget)
+    bench.scheduler = Scheduler(bench.cache, Limits(64, VOCAB_SIZE), bench.budget)
     bench.send(ask(bench, 1, span_of(3, 4)))
     assert "this model takes no spans" in str(bench.end(1).error)
 
@@ -195,9 +195,7 @@ def test_hundreds_of_mixed_requests_with_spans_lose_nothing(needs):
 def test_drafts_from_texts_with_spans_lose_nothing():
     bench = Bench(num_pages=40, page_size=4, max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=48)
     planner = DraftPlanner(bench.cache, NgramDrafter(5, bench.cache), AllDrafts())
-    bench.scheduler = Scheduler(
-        bench.cache, bench.limits, Budget(8, 48), planner, bench.grammars, span_rows=bench.span_rows
-    )
+    bench.scheduler = Scheduler(bench.cache, bench.limits, Budget(8, 48), planner, bench.grammars)
     soak = Soak(32, 300, bench, span_share=0.7)
     soak.run()
     soak.check()

@@ -39,7 +39,7 @@ class PageAccount(PageObserver):
     def gauges(self) -> dict[str, float]:
         return {"pages_filled": len(self.filled)}
 
-    def check(self, free: Collection[int], cached: Collection[int]) -> None:
+    def check(self, reqs: Sequence[Req], free: Collection[int], cached: Collection[int]) -> None:
         assert self.cached == set(cached), "the observer knows other cached pages than there are"
         assert self.filled.isdisjoint(free), "a free page is filled"
 

@@ -6,6 +6,7 @@ import pytest
 
 from messages.ring.cache import CacheExplained, ExplainCache
 from messages.ring.requests import AbortMsg
+from scheduler_proc.deciding.pages.state_slots import StateSlots
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.overlapped import OverlappedBench, OverlappedRunner
 from tests.scheduler_proc.planned_ahead import AheadBench
@@ -198,10 +199,11 @@ def test_a_successor_continues_from_the_checkpoints_that_are_intact():
 
 def _slot_of(bench: Bench, uid: int) -> int:
     """Returns the slot of the latest checkpoint of a row's output."""
-    page = bench.scheduler._stages.running[uid].rolling_page
+    slots = bench.cache.find_observer(StateSlots)
+    assert slots is not None
+    page = slots.rows[uid].rolling_page
     assert page is not None
-    assert bench.cache.states is not None
-    slot = bench.cache.states.find_slot(page)
+    slot = slots.find_slot(page)
     assert slot is not None
     return slot
 
