@@ -15,6 +15,7 @@ from scheduler_proc.deciding.requests import PendingReq
 
 NOT_PLACED: "array[int]" = array(INT32, [-1])
 
+
 class SpanRows(Protocol):
     """The rows of spans on the device, as `scheduler_proc/computing/model/span_rows.py` keeps them.
 

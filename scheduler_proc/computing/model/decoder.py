@@ -69,7 +69,7 @@ class Decoder(Protocol):
     adapters: Adapters | None
     """`None`: rows have no adapters."""
     span_rows: SpanRows | None
-    """`None`: prompts have no spans."""
+    """`None`: prompts have no spans. The model adds positions to its embeddings, or several ranks compute it."""
 
     @property
     def activation_dtype(self) -> torch.dtype: ...
@@ -145,7 +145,8 @@ class DescribedDecoder:
             formats = tuple(weights[name].format.name for name in names if name in weights)
             self.layer_kinds.append((layer, formats))
             self._layers.append(Layer(index, layer, weights, tables[rope, head_dim], parallel, bias_HX))
-        self.span_rows = SpanRows(model.hidden_size, dtype, device) if shared is None and parallel.size == 1 else None
+        takes_spans = shared is None and parallel.size == 1 and not model.num_positions
+        self.span_rows = SpanRows(model.hidden_size, dtype, device) if takes_spans else None
         self.pooler = Pooler(model.classifier, weights, dense, device) if model.classifier or dense else None
         self._head = Head(model, weights, self.embedding.tokens_VE, parallel) if shared is None else shared._head
 
