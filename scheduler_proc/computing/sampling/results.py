@@ -30,7 +30,7 @@ class Forwarded(NamedTuple):
     """The columns of the `SamplingPlan`."""
     plain: np.ndarray | None = None
     """int64 [S]: the rows' tokens as if all were plain, if the forward pass has put them into host memory."""
-    hidden_slots: Tensor | None = None
+    head_slots: Tensor | None = None
     """int32 [Q]: the adapter's slot of each hidden state, if an adapter may have a head of its own."""
 
 

@@ -22,7 +22,7 @@ from messages.ring.steps import ROW, SAMPLED, TOKEN, Batch
 from scheduler_proc.computing.kv_cache.kv_tensors import allocate_cache
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.placement import Placement
-from scheduler_proc.computing.step.inputs import make_step_inputs
+from scheduler_proc.computing.step.packing import make_step_inputs
 from scheduler_proc.computing.transformers_model.decoder import TransformersDecoder
 from scheduler_proc.computing.transformers_model.probe import AttentionCall, find_layers
 
@@ -135,7 +135,7 @@ def _run_paged(checked: Checked, prompts: Sequence[Tensor]) -> Outputs:
         if not rows:  # the prompts are that short
             continue
         with _observed(checked.layers) as outputs:
-            logits = decoder.forward(make_step_inputs(_plan(rows, prompts), device), cache.layers)
+            logits = decoder.forward(make_step_inputs(_plan(rows, prompts), device), cache)
         runs.append([*outputs, ("the logits", logits)])
         order += [row * ends[0] + position for row, begin, end in rows for position in range(begin, end)]
     places = torch.tensor(order, device=device).argsort()

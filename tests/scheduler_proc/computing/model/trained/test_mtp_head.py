@@ -7,6 +7,7 @@ import logging
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.model.decoder import DescribedDecoder
 from scheduler_proc.computing.model.mtp_decoder import MtpDecoder
 from scheduler_proc.computing.runner import Runner
+from scheduler_proc.computing.step.inputs import StepInputs
 from scheduler_proc.deciding.drafting import draft_model
 from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
 from scheduler_proc.deciding.scheduler import Scheduler
@@ -219,7 +221,12 @@ def test_hidden_states_of_other_tokens_show(
     checkpoint: Path, prompts: Turn, usual: dict[int, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward: Any = MtpDecoder.forward
-    monkeypatch.setattr(MtpDecoder, "forward", lambda self, *given: forward(self, *given[:-1], given[-1].roll(1, 0)))
+
+    def forward_shifted(decoder: MtpDecoder, step: StepInputs, cache: Any, *others: object) -> Tensor:
+        shifted = SimpleNamespace(layers=cache.layers, states=cache.states, hidden=cache.hidden.roll(1, 0))
+        return forward(decoder, step, shifted, *others)
+
+    monkeypatch.setattr(MtpDecoder, "forward", forward_shifted)
     found = acceptance(checkpoint, prompts)
     print(f"the states of the tokens before: {found:.1%}")
     assert found < usual[1] - 0.3
@@ -267,7 +274,7 @@ def test_its_steps_are_captured_and_weights_shared(checkpoint: Path, prompts: Tu
     passes, own = model.forward_passes, head.forward_passes
     assert isinstance(passes, CpuForwardPasses)
     assert isinstance(own, CpuForwardPasses)
-    assert own.captures.keys() == {1, 2}
+    assert {num_rows for _, num_rows in own.captures} == {1, 2}
     assert own.can_capture
     assert own.cache.hidden is passes.cache.hidden
     assert isinstance(head._decoder, MtpDecoder)
