@@ -31,6 +31,7 @@ from scheduler_proc.computing.model.span_rows import SpanRows
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
 from scheduler_proc.computing.parallel import ALONE, ParallelGroup
 from scheduler_proc.computing.step.features.adapters import ADAPTERS
+from scheduler_proc.computing.step.features.placed_rows import PLACED_ROWS
 from scheduler_proc.computing.step.inputs import NO_FEATURES, StepInputs
 from scheduler_proc.computing.step.rows import StepRows
 
@@ -216,6 +217,9 @@ class DescribedDecoder:
         slots_T = step.view(ADAPTERS)
         if self.adapters is not None and slots_T is not None:
             self.adapters.tables.embed(step, slots_T, residual_TE)
+        placed_T = step.view(PLACED_ROWS)
+        if self.span_rows is not None and placed_T is not None:
+            self.span_rows.overwrite(residual_TE, placed_T)
         hidden_TE = self.compute_layers(residual_TE, step, cache, room, compute_middle)
         if self.model.mtp is None:
             return hidden_TE
