@@ -45,7 +45,6 @@ from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.runner import Publish, Runner, RunnerParts, StatePool
 from scheduler_proc.computing.step.features.windows import find_window
-from scheduler_proc.computing.step.inputs import StepModel
 from scheduler_proc.computing.step.shapes import StepLimits, limit_steps
 from scheduler_proc.computing.tiers.open_tiers import open_tiers
 from scheduler_proc.computing.tiers.page_copies import PageCopies
@@ -345,7 +344,7 @@ def _limit(
 ) -> tuple[int | None, StepLimits]:
     """Returns the window of the layers with window pages, if any have, and the limits of the model's steps."""
     window = None if is_draft else find_window(config, model)
-    return window, limits.of_model(StepModel(config, model, "draft" if is_draft else "main"))
+    return window, limits.of_model(config, model, "draft" if is_draft else "main")
 
 
 def _join(config: Config, backend: Backend, place: Place, report: Report) -> ParallelGroup:
@@ -371,7 +370,7 @@ def _draft_config(config: Config) -> Config:
 def _with_mtp(model: LoadedModel, decoder: DescribedDecoder, weights: Weights) -> LoadedModel:
     """Returns the model with its head of multi-token prediction, whose weights are left, as its draft model."""
     head = MtpDecoder(decoder, weights, model.config.facts.max_model_len)
-    limits = model.limits.of_model(StepModel(model.config, head.model, "mtp"))
+    limits = model.limits.of_model(model.config, head.model, "mtp")
     draft = dataclasses.replace(model, config=_draft_config(model.config), limits=limits, decoder=head, window=None)
     return dataclasses.replace(model, draft=draft)
 

@@ -4,7 +4,8 @@ Shape legend: T tokens of the step, E embedding size, A values of all query head
 S slots.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -32,13 +33,13 @@ from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
 from scheduler_proc.computing.parallel import ALONE, ParallelGroup
 from scheduler_proc.computing.step.features.adapters import ADAPTERS
 from scheduler_proc.computing.step.features.placed_rows import PLACED_ROWS
-from scheduler_proc.computing.step.inputs import NO_FEATURES, StepInputs
+from scheduler_proc.computing.step.inputs import StepInputs
 from scheduler_proc.computing.step.rows import StepRows
 
 LayerKind = tuple[LayerDescription, tuple[str, ...]]
 """A description and the formats of the weights: layers of one kind compute the same on different weights."""
 
-HeadSlots = tuple[Tensor | None, Tensor | None]
+NO_STATES: Mapping[int, LayerState] = MappingProxyType({})
 
 ComputeLayers = Callable[[Callable[[int], None], Sequence[int]], None]
 """Computes the layers with these indices, in order, with the given function for one layer."""
@@ -59,25 +60,6 @@ def model_parameters(model: ModelDescription) -> list[Parameter]:
     ]
 
 
-class StepCache(Protocol):
-    """What the forward pass of a step reads and writes besides weights; `KVTensors` is one."""
-
-    @property
-    def layers(self) -> Mapping[int, PagedKV]:
-        """K and V of each layer with attention."""
-        ...
-
-    @property
-    def states(self) -> Mapping[int, LayerState]:
-        """The states of each recurrent layer."""
-        ...
-
-    @property
-    def hidden(self) -> Tensor | None:
-        """The final hidden states of tokens, [S, E], if they are kept for a head of multi-token prediction."""
-        ...
-
-
 class Decoder(Protocol):
     """A model with its weights. With several ranks, `model` is this rank's part (`sharding.py`)."""
 
@@ -95,20 +77,19 @@ class Decoder(Protocol):
     @property
     def activation_dtype(self) -> torch.dtype: ...
 
-    @property
-    def uncaptured(self) -> Set[str]:
-        """The features of steps that are computed call by call now."""
-        ...
-
     def forward(
         self,
         step: StepInputs,
-        cache: StepCache,
+        layer_caches: Mapping[int, PagedKV],
         room: Activations = NEW_MEMORY,
         compute_middle: ComputeLayers | None = None,
+        states: Mapping[int, LayerState] = NO_STATES,
+        hidden_SE: Tensor | None = None,
     ) -> Tensor:
-        """Returns what `logits` takes for `step.head_tokens`, [N, E], and stores all tokens' K and V in the cache.
+        """Returns what `logits` takes for `step.head_tokens`, [N, E], and stores all tokens' K and V in the caches.
 
+        `layer_caches` has an entry for each layer with attention, `states` for each recurrent one. `hidden_SE` has the
+        final hidden states of tokens, if they are kept for a head of multi-token prediction.
         Results of operations, including the returned one, may be placed in `room`. `compute_middle`, if given, computes
         layers in the middle.
         """
@@ -117,14 +98,7 @@ class Decoder(Protocol):
     def logits(self, hidden_NE: Tensor, /, out_NV: Tensor | None = None, slots_N: Tensor | None = None) -> Tensor:
         """Returns the logits [N, V] of rows of what `forward` returned, possibly in `out_NV`.
 
-        `slots_N`: those that `head_slots` returns for the rows.
-        """
-        ...
-
-    def head_slots(self, step: StepInputs, num_sampled: int) -> HeadSlots:
-        """Returns the slots of adapters, int32, of the sampled ones among `step.head_tokens` and of the others.
-
-        `None` if no adapter has a head of its own.
+        `slots_N`: the slots of the rows' adapters, needed if an adapter has a head of its own.
         """
         ...
 
@@ -189,30 +163,20 @@ class DescribedDecoder:
             self.adapters.tables.score(hidden_NE, slots_N, logits_NV)
         return logits_NV
 
-    def head_slots(self, step: StepInputs, num_sampled: int) -> HeadSlots:
-        slots_T = step.view(ADAPTERS)
-        if slots_T is None or not self.uncaptured:
-            return None, None
-        slots_N = slots_T[step.head_tokens]
-        return slots_N[:num_sampled], slots_N[num_sampled:]
-
     def token_logits(self, hidden_NE: Tensor, ids_NL: Tensor) -> Tensor | None:
-        return None if self.uncaptured else self._head.token_logits(hidden_NE, ids_NL)
-
-    @property
-    def uncaptured(self) -> Set[str]:
-        """Steps in which rows have adapters, while some adapter has an embedding or a head of its own."""
         has_own = self.adapters is not None and self.adapters.tables
-        return {ADAPTERS.name} if has_own else NO_FEATURES
+        return None if has_own else self._head.token_logits(hidden_NE, ids_NL)
 
     def forward(
         self,
         step: StepInputs,
-        cache: StepCache,
+        layer_caches: Mapping[int, PagedKV],
         room: Activations = NEW_MEMORY,
         compute_middle: ComputeLayers | None = None,
+        states: Mapping[int, LayerState] = NO_STATES,
+        hidden_SE: Tensor | None = None,
     ) -> Tensor:
-        """Returns the final hidden states of `step.head_tokens`, [N, E]; keeps all tokens' in `cache.hidden`."""
+        """Returns the final hidden states of `step.head_tokens`, [N, E]; keeps those of all tokens in `hidden_SE`."""
         residual_TE = self.embedding(step, room.residual)
         slots_T = step.view(ADAPTERS)
         if self.adapters is not None and slots_T is not None:
@@ -220,20 +184,21 @@ class DescribedDecoder:
         placed_T = step.view(PLACED_ROWS)
         if self.span_rows is not None and placed_T is not None:
             self.span_rows.overwrite(residual_TE, placed_T)
-        hidden_TE = self.compute_layers(residual_TE, step, cache, room, compute_middle)
+        hidden_TE = self.compute_layers(residual_TE, step, layer_caches, room, compute_middle, states)
         if self.model.mtp is None:
             return hidden_TE
-        assert cache.hidden is not None
-        store_hidden(hidden_TE, step.slots, cache.hidden)
+        assert hidden_SE is not None
+        store_hidden(hidden_TE, step.slots, hidden_SE)
         return hidden_TE if step.all_go_to_head else hidden_TE[step.head_tokens]
 
     def compute_layers(
         self,
         residual_TE: Tensor,
         step: StepInputs,
-        cache: StepCache,
+        layer_caches: Mapping[int, PagedKV],
         room: Activations,
         compute_middle: ComputeLayers | None,
+        states: Mapping[int, LayerState] = NO_STATES,
     ) -> Tensor:
         """Returns the final hidden states of `step.head_tokens`, or of all tokens if they are kept, [N, E].
 
@@ -255,8 +220,8 @@ class DescribedDecoder:
             if index > narrow_at and not len(stream.residual):
                 return
             is_narrow = index == narrow_at and not (keeps_all or step.all_go_to_head)
-            own = cache.layers.get(index), cache.states.get(index, ())
-            self._layers[index].apply(stream, *own, is_narrow=is_narrow)
+            cache, state = layer_caches.get(index), states.get(index, ())
+            self._layers[index].apply(stream, cache, state, is_narrow=is_narrow)
             if is_narrow and index < last:
                 stream.rows, stream.attended = rows.at_head(), stream.attended[: len(stream.residual)]
 

@@ -7,17 +7,20 @@ model has computed the token; so it can draft the next one.
 Shape legend: T tokens of the step, E embedding size, N tokens with logits, S slots.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from kernels.arguments.paged_kv import PagedKV
+from kernels.arguments.state_rows import LayerState
 from kernels.operations.hidden_states import store_hidden
 from scheduler_proc.computing.model.adapters import Adapters
 from scheduler_proc.computing.model.blocks.mtp_inputs import MtpInputs
 from scheduler_proc.computing.model.blocks.pooler import Pooler
 from scheduler_proc.computing.model.blocks.weights import Weights
-from scheduler_proc.computing.model.decoder import ComputeLayers, DescribedDecoder, StepCache
+from scheduler_proc.computing.model.decoder import NO_STATES, ComputeLayers, DescribedDecoder
 from scheduler_proc.computing.model.description import MTP
 from scheduler_proc.computing.model.span_rows import SpanRows
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
@@ -41,8 +44,7 @@ class MtpDecoder:
         self.span_rows: SpanRows | None = None
         self._inputs = MtpInputs(main.model, own)
         self._decoder = DescribedDecoder(self.model, own, max_model_len, main.parallel, shared=main)
-        self.layer_kinds, self.uncaptured = self._decoder.layer_kinds, self._decoder.uncaptured
-        self.logits, self.head_slots = self._decoder.logits, self._decoder.head_slots
+        self.layer_kinds, self.logits = self._decoder.layer_kinds, self._decoder.logits
 
     @property
     def activation_dtype(self) -> torch.dtype:
@@ -51,16 +53,18 @@ class MtpDecoder:
     def forward(
         self,
         step: StepInputs,
-        cache: StepCache,
+        layer_caches: Mapping[int, PagedKV],
         room: Activations = NEW_MEMORY,
         compute_middle: ComputeLayers | None = None,
+        states: Mapping[int, LayerState] = NO_STATES,
+        hidden_SE: Tensor | None = None,
     ) -> Tensor:
         """Returns the hidden states of `step.head_tokens`, [N, E], and keeps them in the slots of `KEPT_HIDDEN`."""
-        slots_N, hidden_SE = step.view(KEPT_HIDDEN), cache.hidden
+        slots_N = step.view(KEPT_HIDDEN)
         assert hidden_SE is not None
         assert slots_N is not None
         embedded_TE = self._decoder.embedding(step, room.normed)
         residual_TE = self._inputs(step, embedded_TE, hidden_SE, room.residual)
-        hidden_NE = self._decoder.compute_layers(residual_TE, step, cache, room, compute_middle)
+        hidden_NE = self._decoder.compute_layers(residual_TE, step, layer_caches, room, compute_middle)
         store_hidden(hidden_NE, slots_N if step.all_go_to_head else slots_N[step.head_tokens], hidden_SE)
         return hidden_NE

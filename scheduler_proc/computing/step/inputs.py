@@ -44,15 +44,6 @@ class InputColumn(NamedTuple):
     is_table: bool = False
 
 
-class StepModel(NamedTuple):
-    """What the limits of a model's steps depend on."""
-
-    config: Config
-    model: Any
-    """The `ModelDescription`, which a room above this one defines."""
-    role: Role
-
-
 def only_column(_step: "StepInputs", columns: Mapping[str, Tensor]) -> Tensor:
     """Is the view of a feature with one column."""
     (column,) = columns.values()
@@ -75,13 +66,15 @@ class StepFeature(Generic[View]):
     """What it adds to the columns of a step, by names that no other feature uses."""
     is_in: Callable[[Batch], object]
     """Returns something true if the step has these columns."""
-    limit: Callable[[StepModel], bool]
-    """Returns True if steps of the model may have them. Raises `BootError` for a model that cannot."""
+    limit: Callable[[Config, Any, Role], bool]
+    """Returns True if steps of a `ModelDescription` may have them. Raises `BootError` for a model that cannot."""
     make_view: Callable[["StepInputs", Mapping[str, Tensor]], View]
     """Returns the view of the columns; it is made once for each step."""
     captured: Literal["always", "both", "never"] = "always"
     """`always`: all steps of a model with this feature have its columns. `both`: steps are captured with them and
     without. `never`: steps that have them are computed call by call."""
+    can_replay: Callable[[Any], bool] = lambda _: True
+    """Returns False while steps that have them are computed call by call by this `Decoder`."""
     dummy: Callable[[Sequence[int], Mapping[str, bytes]], Mapping[str, bytes]] = _no_columns
     """Returns the columns of a dummy `Batch` that are not all equal, from the lengths of rows and other columns."""
     as_decode_rows: Callable[[Batch, Sequence[int]], Mapping[str, bytes]] = _no_columns

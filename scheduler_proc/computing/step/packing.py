@@ -6,7 +6,7 @@ K and V are stored nowhere), no keys, no query tokens, no source.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from operator import attrgetter
 from typing import Any
@@ -132,14 +132,7 @@ def make_step_inputs(batch: Batch, device: torch.device) -> StepInputs:
         context_lens = tensors["prefill_context_lens"] + tensors["prefill_query_lens"] - num_last
         head_rows = PrefillRows(tensors["prefill_page_tables"], num_last, context_lens)
     all_go_to_head = np.array_equal(columns["head_tokens"], np.arange(batch.num_tokens))
-    return _join(shape, tensors, all_go_to_head=all_go_to_head, head_rows=head_rows)
-
-
-def _join(shape: StepShape, tensors: Mapping[str, Tensor], **known: Any) -> StepInputs:
-    common: dict[str, Any] = {name: tensors[name] for name in COMMON_COLUMNS}
-    found = [feature for feature in FEATURES if feature.name in shape.features]
-    features = {feature: {name: tensors[name] for name in feature.columns} for feature in found}
-    return StepInputs(shape.num_decode_rows, features=features, **common, **known)
+    return replace(view_step(shape, tensors), all_go_to_head=all_go_to_head, head_rows=head_rows)
 
 
 def _count_last_tokens(num_decode: int, columns: Arrays) -> np.ndarray | None:
@@ -161,9 +154,12 @@ def only_samples(batch: Batch) -> bool:
 
 def view_step(shape: StepShape, tensors: Mapping[str, Tensor]) -> StepInputs:
     """Returns the inputs of a step, without plans, whose columns are among `tensors`."""
+    columns: dict[str, Any] = {name: tensors[name] for name in COMMON_COLUMNS}
+    found = [feature for feature in FEATURES if feature.name in shape.features]
+    features = {feature: {name: tensors[name] for name in feature.columns} for feature in found}
     # Each decode row samples, so without other rows and hidden tokens all go to the head.
     all_go_to_head = shape.num_tokens == shape.num_decode_rows == shape.num_head_tokens
-    return _join(shape, tensors, all_go_to_head=all_go_to_head)
+    return StepInputs(shape.num_decode_rows, **columns, all_go_to_head=all_go_to_head, features=features)
 
 
 def pack_step(batch: Batch, shape: StepShape, arrays: Arrays) -> None:

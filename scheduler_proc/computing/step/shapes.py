@@ -5,7 +5,7 @@ prefills D = 0, and mixed steps a small D or the largest, because empty places c
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from messages.config.server import Config
 from messages.ring.steps import Batch
 from scheduler_proc.computing.step.features.registry import FEATURES
-from scheduler_proc.computing.step.inputs import NO_FEATURES, StepFeature, StepModel
+from scheduler_proc.computing.step.inputs import NO_FEATURES, Role, StepFeature
 from scheduler_proc.computing.step.packing import StepShape
 
 MAX_PREFILL_TOKENS = 4096
@@ -38,9 +38,9 @@ class StepLimits:
     num_pages: int
     features: frozenset[str] = NO_FEATURES
 
-    def of_model(self, model: StepModel) -> "StepLimits":
-        """Returns the limits with the features that steps of the model may have."""
-        return replace(self, features=frozenset(feature.name for feature in FEATURES if feature.limit(model)))
+    def of_model(self, config: Config, model: Any, role: Role) -> "StepLimits":
+        """Returns the limits with the features that steps of a `ModelDescription` may have. Raises `BootError`."""
+        return replace(self, features=frozenset(each.name for each in FEATURES if each.limit(config, model, role)))
 
     @cached_property
     def required(self) -> Sequence[StepFeature[Any]]:
@@ -61,18 +61,12 @@ class StepLimits:
                 found = [*(features | {feature.name} for features in found), *found]
         return found
 
-    def find_capture(self, batch: Batch, uncaptured: Set[str] = NO_FEATURES) -> frozenset[str] | None:
-        """Returns the features of the capture that serves a step.
-
-        `None` if it has one of those in `uncaptured` or one that is never captured.
-        """
-        features = self.captures[-1]
-        for feature in self.optional:
-            if feature.is_in(batch):
-                if feature.captured == "never" or feature.name in uncaptured:
-                    return None
-                features |= {feature.name}
-        return features
+    def find_capture(self, batch: Batch, decoder: Any) -> frozenset[str] | None:
+        """Returns the features of the capture that serves a step; `None` if it is computed call by call."""
+        found = [feature for feature in self.optional if feature.is_in(batch)]
+        if not all(feature.captured == "both" and feature.can_replay(decoder) for feature in found):
+            return None
+        return self.captures[-1].union(feature.name for feature in found)
 
 
 def limit_steps(config: Config, default_tokens: int, num_pages: int) -> StepLimits:
@@ -107,15 +101,12 @@ class StepShapes:
         sizes = [*((size, tokens) for tokens in most_tokens for size in (rows, 0)), (rows, 0)]
         return [self._shape(*size, self._limits.captures[0]) for size in sizes]
 
-    def find(self, batch: Batch, uncaptured: Set[str] = NO_FEATURES) -> StepShape | None:
-        """Returns the smallest shape with room for `batch`.
-
-        `None` if it is too large, has hidden tokens, or has features that are not captured (`StepLimits.find_capture`).
-        """
+    def find(self, batch: Batch, decoder: Any = None) -> StepShape | None:
+        """Returns the smallest shape with room for `batch`; `None` if it is too large, or computed call by call."""
         rows = batch.num_decode_rows
         tokens = batch.num_tokens - rows
         is_too_large = tokens > max(self._prefill_tokens, default=0) or batch.num_sampled > self._limits.max_num_seqs
-        features = self._limits.find_capture(batch, uncaptured)
+        features = self._limits.find_capture(batch, decoder)
         if is_too_large or batch.hidden_tokens or features is None:
             return None
         if tokens == 0:

@@ -5,19 +5,22 @@ The rows of a step are one sequence for it, with the positions of each token; on
 Shape legend: N tokens with logits, V vocabulary.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kernels.arguments.paged_kv import PagedKV
+from kernels.arguments.state_rows import LayerState
 from scheduler_proc.computing.model.adapters import Adapters
 from scheduler_proc.computing.model.blocks.pooler import Pooler
-from scheduler_proc.computing.model.decoder import ComputeLayers, HeadSlots, LayerKind, StepCache
+from scheduler_proc.computing.model.decoder import NO_STATES, ComputeLayers, LayerKind
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.span_rows import SpanRows
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
 from scheduler_proc.computing.parallel import ALONE
-from scheduler_proc.computing.step.inputs import NO_FEATURES, StepInputs
+from scheduler_proc.computing.step.inputs import StepInputs
 from scheduler_proc.computing.transformers_model.attention import NAME, PagedAttention, attention_by
 
 
@@ -31,7 +34,6 @@ class TransformersDecoder:
         self.adapters: Adapters | None = None
         self.span_rows: SpanRows | None = None
         self.pooler: Pooler | None = None
-        self.uncaptured = NO_FEATURES
         self._module = module
         self.num_weight_bytes = sum(parameter.nbytes for parameter in module.parameters())
         module.set_attn_implementation(NAME)
@@ -43,12 +45,14 @@ class TransformersDecoder:
     def forward(
         self,
         step: StepInputs,
-        cache: StepCache,
+        layer_caches: Mapping[int, PagedKV],
         room: Activations = NEW_MEMORY,
         compute_middle: ComputeLayers | None = None,
+        states: Mapping[int, LayerState] = NO_STATES,
+        hidden_SE: Tensor | None = None,
     ) -> Tensor:
         """Returns the logits of `step.head_tokens`, [N, V]: a model may scale or cap them after its head."""
-        with attention_by(PagedAttention(step, self.model.attentions, list(cache.layers.values()))):
+        with attention_by(PagedAttention(step, self.model.attentions, list(layer_caches.values()))):
             output = self._module(
                 input_ids=step.token_ids[None].long(),
                 position_ids=step.positions[None].long(),
@@ -59,9 +63,6 @@ class TransformersDecoder:
 
     def logits(self, logits_NV: Tensor, out_NV: Tensor | None = None, slots_N: Tensor | None = None) -> Tensor:
         return logits_NV
-
-    def head_slots(self, step: StepInputs, num_sampled: int) -> HeadSlots:
-        return None, None
 
     def token_logits(self, logits_NV: Tensor, ids_NL: Tensor) -> None:
         return None

@@ -135,7 +135,7 @@ def _run_paged(checked: Checked, prompts: Sequence[Tensor]) -> Outputs:
         if not rows:  # the prompts are that short
             continue
         with _observed(checked.layers) as outputs:
-            logits = decoder.forward(make_step_inputs(_plan(rows, prompts), device), cache)
+            logits = decoder.forward(make_step_inputs(_plan(rows, prompts), device), cache.layers)
         runs.append([*outputs, ("the logits", logits)])
         order += [row * ends[0] + position for row, begin, end in rows for position in range(begin, end)]
     places = torch.tensor(order, device=device).argsort()

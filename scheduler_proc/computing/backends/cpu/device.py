@@ -33,28 +33,17 @@ class SubmittedWork:
 UNOBSERVED = nullcontext()
 
 
-class SlotPopulations(list[tuple[str, PagePopulation]]):
-    """Populations of the memory of slots that are in no page, each with the column of `Batch` that names them."""
-
-    def __enter__(self) -> None:
-        for _, population in self:
-            population.__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        for _, population in self:
-            population.__exit__()
-
-
 class CpuDevice:
-    """`population` and `slot_populations`, once they are set, get memory for pages and for other slots before these are
-    used, and little of it during steps."""
+    """`population` and `slot_population`, once they are set, get memory for pages and for the slots in the column
+    `slot_column` of `Batch` before these are used, and little of it during steps."""
 
     has_own_processor = False
     max_logits = MAX_LOGITS
 
     def __init__(self) -> None:
         self.population: PagePopulation | None = None
-        self.slot_populations = SlotPopulations()
+        self.slot_population: PagePopulation | None = None
+        self.slot_column = ""
         self.has_begun = False
         """Set when other threads have begun the work that is submitted next."""
         self._last: SubmittedWork | None = None
@@ -82,5 +71,5 @@ class CpuDevice:
             self.population.use(max(pages), len(pages))
 
     def _do(self, work: Callable[[], Result]) -> Result:
-        with self.population or UNOBSERVED, self.slot_populations or UNOBSERVED:
+        with self.population or UNOBSERVED, self.slot_population or UNOBSERVED:
             return work()

@@ -25,7 +25,7 @@ from scheduler_proc.computing.device import Forward
 from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.model.workspace import Workspace
-from scheduler_proc.computing.sampling.results import Forwarded
+from scheduler_proc.computing.sampling.results import Forwarded, head_slots
 from scheduler_proc.computing.step.inputs import StepInputs
 from scheduler_proc.computing.step.packing import (
     NO_ROWS,
@@ -105,7 +105,7 @@ class CpuForwardPasses:
         if self.can_capture and is_decode and num_rows <= self._max_rows:
             features = self._features
             if features is None:
-                features = self._limits.find_capture(batch, self._decoder.uncaptured)
+                features = self._limits.find_capture(batch, self._decoder)
         if features is None:
             return partial(self._forward, make_step_inputs(batch, CPU), batch.num_sampled, copy_columns(columns))
         self._write(batch)
@@ -123,8 +123,9 @@ class CpuForwardPasses:
         if population is not None:
             slots = unpack_int64(batch.slots)
             population.use(max(slots) // page_size, len(slots) // page_size + batch.num_rows)
-        for column, population in self._device.slot_populations:
-            used = unpack_int32(getattr(batch, column))
+        population = self._device.slot_population
+        if population is not None:
+            used = unpack_int32(getattr(batch, self._device.slot_column))
             population.use(max(used), len(used) - used.count(-1))
 
     @torch.inference_mode()
@@ -133,8 +134,9 @@ class CpuForwardPasses:
         activations = self._workspace.activations(len(step.token_ids))
         repeats = self.repeats if activations.residual is not None else None
         compute_middle = None if repeats is None else repeats.compute
-        hidden_NE = self._decoder.forward(step, self.cache, activations, compute_middle)
-        slots_S, slots_Q = self._decoder.head_slots(step, num_sampled)
+        kept = self.cache.states, self.cache.hidden
+        hidden_NE = self._decoder.forward(step, self.cache.layers, activations, compute_middle, *kept)
+        slots_S, slots_Q = head_slots(step, num_sampled)
         logits_SV = self._decoder.logits(hidden_NE[:num_sampled], self._workspace.logits(num_sampled), slots_S)
         return Forwarded(logits_SV, hidden_NE[num_sampled:], columns, head_slots=slots_Q)
 
@@ -172,7 +174,8 @@ class CpuForwardPasses:
         draws = [self._draws[name][:num_rows] for name in DRAW_COLUMNS]
 
         def compute() -> tuple[Forwarded, Tensor]:
-            hidden_RE = self._decoder.forward(step, self.cache, activations)
+            kept = self.cache.states, self.cache.hidden
+            hidden_RE = self._decoder.forward(step, self.cache.layers, activations, None, *kept)
             logits_RV = self._decoder.logits(hidden_RE, room_RV)
             return Forwarded(logits_RV, hidden_RE[num_rows:], sampling), draw(logits_RV, *draws)
 

@@ -8,7 +8,7 @@ Shape legend: N tokens that go to the head, E embedding size.
 
 import logging
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from messages.ring.steps import Batch
 from scheduler_proc.computing.backends.cuda.attention_plans import AttentionPlans
 from scheduler_proc.computing.backends.cuda.device import CudaDevice, Work
+from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.step.inputs import StepInputs
 from scheduler_proc.computing.step.packed_columns import PackedColumns
@@ -64,11 +65,11 @@ class CapturedSteps:
         self._inputs = torch.zeros(num_bytes, dtype=torch.uint8, device=device.torch_device)
         self._hidden_NE = like_NE.new_zeros(max(shape.num_head_tokens for shape in planned), like_NE.shape[1])
 
-    def find(self, batch: Batch, uncaptured: Set[str]) -> CapturedStep | None:
-        """Returns the smallest captured step with room for `batch`, unless it has features in `uncaptured`."""
+    def find(self, batch: Batch, decoder: Decoder) -> CapturedStep | None:
+        """Returns the smallest captured step with room for `batch`."""
         if not self._captured:
             return None
-        shape = self._shapes.find(batch, uncaptured)
+        shape = self._shapes.find(batch, decoder)
         return None if shape is None else self._captured.get(shape)
 
     def capture(self, shapes: Sequence[StepShape], forward: ComputeHidden, report: Report) -> int:

@@ -22,7 +22,7 @@ from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.sampling.logits_processing import fill_histories
-from scheduler_proc.computing.sampling.results import Forwarded
+from scheduler_proc.computing.sampling.results import Forwarded, head_slots
 from scheduler_proc.computing.step.inputs import StepInputs
 from scheduler_proc.computing.step.packed_columns import PackedColumns
 from scheduler_proc.computing.step.packing import StepShape, pack_step, shape_of, view_step
@@ -67,7 +67,7 @@ class GpuForwardPasses:
 
     def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
         """Packs the step's columns, followed by the columns of its sampling plan, into one host buffer."""
-        captured = None if self.captured is None else self.captured.find(batch, self._decoder.uncaptured)
+        captured = None if self.captured is None else self.captured.find(batch, self._decoder)
         shape = self._exact_shape(batch) if captured is None else captured.shape
         inputs = shape.columns() if captured is None else captured.columns
         sampling = PackedColumns.like(columns)
@@ -84,7 +84,7 @@ class GpuForwardPasses:
             num_sampled, slots_S, slots_Q = batch.num_sampled, None, None
             if captured is None:
                 step = self._view(shape, inputs.tensors(data))
-                hidden_NE, (slots_S, slots_Q) = self._forward(step), self._decoder.head_slots(step, num_sampled)
+                hidden_NE, (slots_S, slots_Q) = self._forward(step), head_slots(step, num_sampled)
             else:
                 hidden_NE = captured.run(data)
             sampling_columns = sampling.tensors(data[inputs.num_bytes :])
@@ -122,4 +122,5 @@ class GpuForwardPasses:
         """Returns what the head reads, [N, E]."""
         if step.num_decode_rows and self.last_tokens is not None:
             take_tokens(step.token_ids, step.future_token_indices, self.last_tokens)
-        return self._decoder.forward(step, self.cache)
+        kept = {"states": self.cache.states, "hidden_SE": self.cache.hidden}
+        return self._decoder.forward(step, self.cache.layers, **kept)

@@ -22,8 +22,9 @@ ADAPTERS = StepFeature(
     "adapters",
     {"adapter_slots": InputColumn(torch.int32, "token", -1, _read_slots)},
     is_in=attrgetter("adapter_slots"),
-    limit=lambda of: of.role == "main" and of.config.model.num_lora_slots > 0,
+    limit=lambda config, _, role: role == "main" and config.model.num_lora_slots > 0,
     make_view=only_column,
     captured="both",
+    can_replay=lambda decoder: not decoder.adapters.tables,
 )
 """int32 [T]: the slot with the token's adapter, -1: none. A step has it if some row has an adapter."""

@@ -10,7 +10,7 @@ KEPT_HIDDEN = StepFeature(
     "kept_hidden",
     {"hidden_slots": InputColumn(torch.int64, "token", -1, attrgetter("hidden_slots"))},
     is_in=attrgetter("hidden_slots"),
-    limit=lambda of: of.role == "mtp",
+    limit=lambda _config, _model, role: role == "mtp",
     make_view=only_column,
 )
 """int64 [T]: the slot that takes the head's hidden state after each token; -1 if it is not stored."""

@@ -3,15 +3,17 @@
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels.arguments.state_rows import StateRows
 from messages.columns import pack_int32, unpack_int32
+from messages.config.server import Config
 from messages.errors import BootError
 from messages.ring.steps import Batch
-from scheduler_proc.computing.step.inputs import InputColumn, StepFeature, StepInputs, StepModel
+from scheduler_proc.computing.step.inputs import InputColumn, Role, StepFeature, StepInputs
 
 
 def _read_sources(batch: Batch) -> bytes:
@@ -39,10 +41,10 @@ def _chain_sources(batch: Batch, counts: Sequence[int]) -> Mapping[str, bytes]:
     return {"state_sources": pack_int32(chained)}
 
 
-def _has_states(of: StepModel) -> bool:
-    if of.role == "draft" and of.model.recurrents:
+def _has_states(_config: Config, model: Any, role: Role) -> bool:
+    if role == "draft" and model.recurrents:
         raise BootError("--draft-model: the draft model has recurrent layers, which are not supported for drafts")
-    return of.role == "main" and bool(of.model.recurrents)
+    return role == "main" and bool(model.recurrents)
 
 
 STATES = StepFeature(

@@ -26,7 +26,7 @@ TYPES = StepFeature(
     "token_types",
     {"token_types": InputColumn(torch.int32, "token", 0, read_types)},
     is_in=lambda batch: batch.pooled is not None and any(batch.pooled.second_starts),
-    limit=lambda of: of.role == "main" and of.model.num_token_types > 1,
+    limit=lambda _, model, role: role == "main" and model.num_token_types > 1,
     make_view=only_column,
     captured="never",
 )

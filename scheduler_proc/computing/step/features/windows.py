@@ -56,7 +56,7 @@ WINDOWS = StepFeature(
         "window_prefill_tables": InputColumn(torch.int32, "prefill row", -1, read_tables, is_table=True),
     },
     is_in=attrgetter("window_slots"),
-    limit=lambda of: of.role == "main" and find_window(of.config, of.model) is not None,
+    limit=lambda config, model, role: role == "main" and find_window(config, model) is not None,
     make_view=_view,
     dummy=lambda _, columns: {"window_slots": columns["slots"], "window_page_tables": columns["page_tables"]},
 )

@@ -52,7 +52,7 @@ def our_logits(config: Config, prompts: list[list[int]]) -> Tensor:
     ]
     with torch.inference_mode():
         step = make_step_inputs(plan_batch(0, [(row, len(row.ids)) for row in rows], 16), device)
-        return decoder.logits(decoder.forward(step, cache)).float()
+        return decoder.logits(decoder.forward(step, cache.layers, states=cache.states)).float()
 
 
 def their_logits(model: "transformers.PreTrainedModel", prompts: list[list[int]], dtype: str) -> Tensor:
@@ -101,10 +101,10 @@ def test_the_last_layer_attends_with_last_tokens_alone(tmp_path: Path, variant: 
             if num_tokens is num_new:
                 batch = replace(batch, sample_tokens=pack_int32([0, 31, 32, 33, 70]))
             step = make_step_inputs(batch, device)
-            hidden = decoder.forward(step, cache)
+            hidden = decoder.forward(step, cache.layers, states=cache.states)
             for row, num in zip(rows, num_tokens, strict=True):
                 row.num_computed += num
         assert step.head_rows is not None
-        expected = decoder.forward(dataclasses.replace(step, head_rows=None), cache)
+        expected = decoder.forward(dataclasses.replace(step, head_rows=None), cache.layers)
     assert hidden.shape == (5, decoder.model.hidden_size)
     torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=1e-6)

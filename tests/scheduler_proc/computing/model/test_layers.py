@@ -263,13 +263,13 @@ def test_logits_are_those_of_plain_torch(case: str) -> None:
     with torch.inference_mode():
         for batch in (every, last, as_decode_rows(every)):
             step = make_step_inputs(batch, placement.device)
-            logits = decoder.logits(decoder.forward(step, cache))
+            logits = decoder.logits(decoder.forward(step, cache.layers, states=cache.states))
             torch.testing.assert_close(logits, expected[unpack_int32(batch.sample_tokens)], rtol=1e-4, atol=1e-4)
         # Each token's state has been stored: the row continues from any of them.
         row.num_computed, rest = 4, {"state_sources": pack_int32([3]), "state_slots": pack_int32([-1, -1, 0])}
         batch = msgspec.structs.replace(plan_batch(0, [(row, 3)], 16), **rest)
         step = make_step_inputs(batch, placement.device)
-        logits = decoder.logits(decoder.forward(step, cache))
+        logits = decoder.logits(decoder.forward(step, cache.layers, states=cache.states))
     torch.testing.assert_close(logits, expected[-1:], rtol=1e-4, atol=1e-4)
 
 

@@ -7,7 +7,6 @@ import logging
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -23,7 +22,6 @@ from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.model.decoder import DescribedDecoder
 from scheduler_proc.computing.model.mtp_decoder import MtpDecoder
 from scheduler_proc.computing.runner import Runner
-from scheduler_proc.computing.step.inputs import StepInputs
 from scheduler_proc.deciding.drafting import draft_model
 from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
 from scheduler_proc.deciding.scheduler import Scheduler
@@ -221,12 +219,7 @@ def test_hidden_states_of_other_tokens_show(
     checkpoint: Path, prompts: Turn, usual: dict[int, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward: Any = MtpDecoder.forward
-
-    def forward_shifted(decoder: MtpDecoder, step: StepInputs, cache: Any, *others: object) -> Tensor:
-        shifted = SimpleNamespace(layers=cache.layers, states=cache.states, hidden=cache.hidden.roll(1, 0))
-        return forward(decoder, step, shifted, *others)
-
-    monkeypatch.setattr(MtpDecoder, "forward", forward_shifted)
+    monkeypatch.setattr(MtpDecoder, "forward", lambda self, *given: forward(self, *given[:-1], given[-1].roll(1, 0)))
     found = acceptance(checkpoint, prompts)
     print(f"the states of the tokens before: {found:.1%}")
     assert found < usual[1] - 0.3
