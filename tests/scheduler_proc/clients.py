@@ -153,7 +153,7 @@ class Bench:
         self.limits = Limits(max_model_len, VOCAB_SIZE, (eos_token_id,), has_adapters=adapters is not None)
         self.cache = open_cache(num_pages, page_size, is_sharing, pages, store, windows, states)
         if adapters is not None:
-            self.cache.observers.append(adapters)
+            self.cache.add_observer(adapters)
         self.grammars = SimulatedGrammars(self.limits)
         self.budget = Budget(max_num_seqs, max_num_batched_tokens, *yielding)
         planner = None if drafter is None else plan_all_drafts(self.cache, drafter)
