@@ -14,7 +14,6 @@ from scheduler_proc.deciding.drafting.draft_model import DraftLimits, DraftModel
 from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
 from scheduler_proc.deciding.drafting.drafts import NgramDrafter
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
-from scheduler_proc.deciding.pages.long_outputs import LongOutputs
 from scheduler_proc.deciding.pages.open_cache import open_cache
 from scheduler_proc.deciding.pages.page_journal import PageJournal
 from scheduler_proc.deciding.pages.page_tiers import SAVE_S
@@ -52,7 +51,6 @@ def make_scheduler(
             each.wake = wake
     is_sharing = config.cache.enable_prefix_caching
     cache = open_cache(runner.num_pages, page_size, is_sharing, memory, store, runner.windows, runner.states)
-    cache.add_observer(LongOutputs())
     if config.model.num_lora_slots:
         cache.add_observer(make_adapter_slots(config, runner, wake))
     journal = cache.find_observer(PageJournal)

@@ -6,16 +6,7 @@ from typing import Literal
 import msgspec
 
 WaitsFor = Literal[
-    "rows",
-    "tokens",
-    "pages",
-    "drain",
-    "priority",
-    "window_pages",
-    "state_slots",
-    "adapter",
-    "adapter_slots",
-    "long_outputs",
+    "rows", "tokens", "pages", "drain", "priority", "window_pages", "state_slots", "adapter", "adapter_slots"
 ]
 """Why the first request of the queue got no row: all rows are in use, the step's token budget is spent, too few pages
 are available, the scheduler is draining, its priority is the lowest and requests of higher priority exist, or a
@@ -26,7 +17,6 @@ RESOURCE_TEXTS: Mapping[WaitsFor, str] = {
     "state_slots": "all slots for recurrent states are in use (--kv-cache-memory-gb)",
     "adapter": "its LoRA adapter is being read from disk",
     "adapter_slots": "rows use other LoRA adapters, as many as may be used at once (--max-loras)",
-    "long_outputs": "as many requests with long outputs run as may run at once",
 }
 """What `/requests` shows for the resources of `scheduler_proc/deciding/pages/resource.py`."""
 
