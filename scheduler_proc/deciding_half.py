@@ -53,9 +53,9 @@ def make_scheduler(
     is_sharing = config.cache.enable_prefix_caching
     cache = open_cache(runner.num_pages, page_size, is_sharing, memory, store, runner.windows, runner.states)
     if config.model.num_lora_slots:
-        cache.observers.append(make_adapter_slots(config, runner, wake))
+        cache.add_observer(make_adapter_slots(config, runner, wake))
     if runner.span_rows is not None:
-        cache.observers.append(PlacedSpans(runner.span_rows, page_size))
+        cache.add_observer(PlacedSpans(runner.span_rows, page_size))
     journal = cache.find_observer(PageJournal)
     if journal is not None and journal.num_recovered + journal.num_dropped:
         log.info("%d pages of the KV cache are taken over, %d dropped", journal.num_recovered, journal.num_dropped)

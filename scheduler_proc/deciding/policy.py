@@ -344,7 +344,7 @@ class Policy:
         return "pages", 0
 
     def _preempt_for(self, pending: PendingReq, lacking: int, plan: StepPlan) -> bool:
-        """Preempts a row for a waiting request that lacks pages or a slot; returns False if none leaves for it."""
+        """Preempts a row for a waiting request that lacks something; returns False if none leaves for it."""
         yielding = [] if pending.gives_way else self._find_yielding(plan, lacking)
         if not yielding:
             return self._preempt_for_turn(pending, lacking, plan)

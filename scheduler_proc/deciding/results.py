@@ -67,7 +67,7 @@ class Results:
                 ended.append((result.req.pending, ending))
         if in_decode:
             decode.advance_to(in_decode)
-        lost = self._commit_resources(step, results)
+        lost = self._commit_resources(results)
         finished = tuple([self.finish(pending, ending) for pending, ending in ended])
         for req in filter(step.runs, lost):
             self._stages.preempt(req)
@@ -76,10 +76,13 @@ class Results:
             replies.append(delivery.message(finished))
         return replies
 
-    def _commit_resources(self, step: StepInFlight, results: Sequence[RowResult]) -> Iterable[Req]:
+    def _commit_resources(self, results: Sequence[RowResult]) -> Iterable[Req]:
         """Applies the step to resources; returns the rows that have lost what they need to continue."""
         unfed = [result.req for result in results if result.chunk is None and not result.token_ids]
-        return dict.fromkeys(req for resource in self._resources for req in resource.commit(step.runs, unfed))
+        lost: dict[Req, None] = {}
+        for resource in self._resources:
+            lost.update(dict.fromkeys(resource.commit(self._stages.runs, unfed)))
+        return lost
 
     def _commit_row(self, result: RowResult, delivery: Delivery, replies: list[ToDetokenizer]) -> Ending | None:
         """Applies the result of one row; returns its ending, if it ends."""

@@ -155,9 +155,9 @@ class Bench:
         self.limits = Limits(max_model_len, VOCAB_SIZE, (eos_token_id,), adapters is not None, has_spans=True)
         self.cache = open_cache(num_pages, page_size, is_sharing, pages, store, windows, states)
         if adapters is not None:
-            self.cache.observers.append(adapters)
+            self.cache.add_observer(adapters)
         self.span_rows = SimulatedSpanRows()
-        self.cache.observers.append(PlacedSpans(self.span_rows, page_size))
+        self.cache.add_observer(PlacedSpans(self.span_rows, page_size))
         self.grammars = SimulatedGrammars(self.limits)
         self.budget = Budget(max_num_seqs, max_num_batched_tokens, *yielding)
         planner = None if drafter is None else plan_all_drafts(self.cache, drafter)

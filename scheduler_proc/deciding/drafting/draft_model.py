@@ -101,7 +101,7 @@ class DraftModel(PageObserver):
         self.pages: set[int] = set()
         self._known = defaultdict[int, _Known](_Known)
         """By uid, of running requests."""
-        cache.observers.append(self)
+        cache.add_observer(self)
         self._builder = builder
         self._cache = cache
         self._clock = clock

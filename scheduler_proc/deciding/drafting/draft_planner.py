@@ -1,7 +1,6 @@
 """Chooses the draft tokens of the rows of a step."""
 
 from array import array
-from collections import defaultdict
 from collections.abc import Sequence
 
 from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
@@ -10,7 +9,7 @@ from scheduler_proc.deciding.drafting.draft_state import FORCED, AcceptanceRate,
 from scheduler_proc.deciding.drafting.drafts import Draft, Drafter
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.page_observer import PageObserver
-from scheduler_proc.deciding.pages.running_request import Chunk, Req
+from scheduler_proc.deciding.pages.running_request import Chunk, Records, Req
 from scheduler_proc.deciding.pages.state_slots import StateSlots
 from scheduler_proc.deciding.rows.batch_columns import plan_drafts
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
@@ -18,14 +17,19 @@ from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 NO_CHUNKS: Sequence[Chunk] = ()
 
 
-class _Rates:
-    """The acceptance rates of a request's draft tokens: those of the draft model, and those forced by its grammar."""
+class _Known:
+    """The speculation of one request. It outlives a preemption.
 
-    __slots__ = ("forced", "model")
+    `model` is the acceptance rate of the draft model's tokens, `forced` that of tokens that its grammar forces. The
+    drafter is not asked while the request has fewer than `idle_until` tokens.
+    """
+
+    __slots__ = ("forced", "idle_until", "model")
 
     def __init__(self) -> None:
         self.model = AcceptanceRate()
         self.forced = AcceptanceRate(FORCED)
+        self.idle_until = 0
 
 
 class DraftPlanner(PageObserver):
@@ -35,13 +39,10 @@ class DraftPlanner(PageObserver):
     """
 
     def __init__(self, cache: BlockAllocator, drafter: Drafter | DraftModel, lengths: DraftLengths):
-        cache.observers.append(self)
+        cache.add_observer(self)
         self._cache = cache
         self._slots = cache.find_observer(StateSlots)
-        self._rates = defaultdict[int, _Rates](_Rates)
-        """By uid; those of a preempted request are kept."""
-        self._idle_until: dict[int, int] = {}
-        """By uid: the number of tokens that a request has before the drafter is asked again."""
+        self._known = Records[_Known]()
         self._model, self._drafter = (drafter, None) if isinstance(drafter, DraftModel) else (None, drafter)
         self._lengths = lengths
         self._proposal_s = 0.0
@@ -51,9 +52,11 @@ class DraftPlanner(PageObserver):
         self._num_tokens_left = 0
         """The draft tokens that the step may still get."""
 
+    def on_opened(self, req: Req) -> None:
+        self._known.setdefault(req.uid, _Known())
+
     def on_finished(self, uid: int) -> None:
-        self._rates.pop(uid, None)
-        self._idle_until.pop(uid, None)
+        self._known.pop(uid, None)
 
     def plan(self, rows: DecodeRows, max_num_tokens: int) -> Sequence[Chunk]:
         """Returns a chunk for each of `rows` that has draft tokens: at most `max_num_tokens`, if there are pages.
@@ -61,12 +64,12 @@ class DraftPlanner(PageObserver):
         Tokens that a row's grammar forces precede those of the drafter. Each draft token has a recurrent state, if
         layers have any. In its own steps, the draft model computes the rest of `max_num_tokens` at most.
         """
-        drafter, slots, idle_until = self._drafter, self._slots, self._idle_until
+        drafter, slots = self._drafter, self._slots
         most_drafts = max_num_tokens if slots is None else min(max_num_tokens, slots.num_for_drafts)
         proposed: list[tuple[Req, Draft, AcceptanceRate | None]] = []
-        for req in rows.reqs:
+        for req, known in zip(rows.reqs, self._known.of(rows.reqs), strict=True):
             pending, num_tokens = req.pending, len(req.token_ids)
-            if pending.grammar is None and num_tokens < idle_until.get(req.uid, 0):
+            if pending.grammar is None and num_tokens < known.idle_until:
                 continue
             limit = min(most_drafts, pending.max_len - num_tokens - 1)
             if limit <= 0:
@@ -75,10 +78,9 @@ class DraftPlanner(PageObserver):
                 proposed.append((req, *self._forced(req, forced_ids)))
             elif drafter is not None:
                 draft = drafter.propose(req, limit)
+                known.idle_until = draft.idle_until
                 if draft.token_ids:
                     proposed.append((req, draft, None))
-                elif draft.idle_until:
-                    idle_until[req.uid] = draft.idle_until
         if not proposed and self._model is None:
             return NO_CHUNKS  # many steps end here, so it must be cheap
         self._chunks, self._num_tokens_left, self._proposal_s = [], most_drafts, 0.0
@@ -96,15 +98,15 @@ class DraftPlanner(PageObserver):
             self._proposal_s = self._model.seconds
         if drafts:
             self._lengths.num_idle = 0
-        rates = self._rates
-        return [plan_drafts(req, drafts[req.uid], rates[req.uid].model) for req in rows.reqs if drafts.get(req.uid)]
+        known = self._known
+        return [plan_drafts(req, drafts[req.uid], known[req.uid].model) for req in rows.reqs if drafts.get(req.uid)]
 
     def note_time(self, num_tokens: int, seconds: float) -> None:
         """Records the time of the latest plan and its step, in which each row decoded."""
         self._lengths.cost.add(num_tokens, seconds - self._proposal_s)
 
     def _forced(self, req: Req, token_ids: "array[int]") -> tuple[Draft, AcceptanceRate]:
-        rate = self._rates[req.uid].forced
+        rate = self._known[req.uid].forced
         rate.follow(self._lengths.forced)
         return Draft(token_ids, [rate.value] * len(token_ids)), rate
 
@@ -128,7 +130,7 @@ class DraftPlanner(PageObserver):
         most = [0 if req.uid in has_drafts else self._most(model.limits, req) for req in rows.reqs]
         if not any(most):
             return None
-        rates = [self._rates[req.uid].model for req in rows.reqs]
+        rates = [self._known[req.uid].model for req in rows.reqs]
         for rate in rates:
             rate.follow(self._lengths.general)
         counts = self._lengths.choose_all(rates, most, model.cost)

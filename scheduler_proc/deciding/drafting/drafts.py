@@ -69,7 +69,7 @@ class NgramDrafter(PageObserver):
         self._searches: dict[int, _Search] = {}
         """By uid."""
         if cache is not None:
-            cache.observers.append(self)
+            cache.add_observer(self)
 
     def on_finished(self, uid: int) -> None:
         self._searches.pop(uid, None)
@@ -90,5 +90,5 @@ class NgramDrafter(PageObserver):
         if match.place:
             return Draft(match.next_ids(text_ids, num_drafts), match.chances(num_drafts))
         if match.rates.chance(KINDS[MIN_LENGTH]) < SPARSE_CHANCE:
-            return NO_DRAFT._replace(idle_until=len(token_ids) + SPARSE_TOKENS)
+            return Draft(NO_DRAFT.token_ids, (), len(token_ids) + SPARSE_TOKENS)
         return NO_DRAFT

@@ -28,7 +28,7 @@ class AttachedPool(PageObserver):
         self._pool = PagePool(num_units, set(attached.values()))
         self._attached = dict(attached)
         """The unit of each page that has one."""
-        self._num_users: Counter[int] = Counter()
+        self._num_users: dict[int, int] = {}
         """Running requests that use a unit, by page."""
         self._passed: dict[int, None] = {}
         """The pages of other units, the least recently used first: those that requests have passed."""
@@ -42,9 +42,11 @@ class AttachedPool(PageObserver):
 
     def find_end(self, pages: Sequence[int], least: int) -> int:
         """Returns after how many of the cached `pages` a request can continue: the most, or `least`."""
+        return len(pages)
 
     def explain_end(self, num_usable: int, num_cached: int) -> int:
-        """Returns the page at which a hit of `num_usable` of `num_cached` pages is said to end."""
+        """Returns where a hit of `num_usable` of `num_cached` pages ends in answers about the cache."""
+        return num_usable
 
     def enter(self, req: Req, num_before: int) -> None:
         """Lets `req` use what it needs to continue after its pages, which were found from `num_before` on."""
@@ -75,21 +77,20 @@ class AttachedPool(PageObserver):
 
     def _detach(self, page: int) -> None:
         self._pool.free((self._attached.pop(page),))
-        del self._num_users[page]
-        self._unqueue(page)
+        self._num_users.pop(page, None)
+        self._passed.pop(page, None)
+        self._kept.pop(page, None)
 
     def _evict(self) -> None:
         self._detach(next(iter(self._passed or self._kept)))
         self.num_evicted += 1
 
-    def _unqueue(self, page: int) -> None:
-        self._passed.pop(page, None)
-        self._kept.pop(page, None)
-
-    def _use(self, pages: Collection[int]) -> None:
-        self._num_users.update(pages)
+    def _use(self, pages: Iterable[int]) -> None:
+        users, passed, kept = self._num_users, self._passed, self._kept
         for page in pages:
-            self._unqueue(page)
+            users[page] = users.get(page, 0) + 1
+            passed.pop(page, None)
+            kept.pop(page, None)
 
     def _unuse(self, pages: Iterable[int], queue: dict[int, None]) -> None:
         """Ends one use of the unit of each of `pages`; without another use it enters `queue`."""
@@ -111,7 +112,7 @@ class AttachedPool(PageObserver):
 
     def _check(self, users: Counter[int], others: Collection[int]) -> None:
         """Asserts that each unit is free, attached to one page, or one of `others`, which have another owner."""
-        assert users == self._num_users, f"the users of a {self.what} were miscounted"
+        assert dict(users) == self._num_users, f"the users of a {self.what} were miscounted"
         unused = set(self._attached).difference(users)
         assert unused == {*self._passed, *self._kept}, f"a {self.what} without a user cannot be evicted"
         assert len(unused) == len(self._passed) + len(self._kept), f"a {self.what} would be evicted twice"

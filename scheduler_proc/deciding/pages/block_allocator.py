@@ -9,8 +9,7 @@ The tokens of a running request, from its first (page-aligned where marked |):
     ........... len(req.token_ids)     known: the prompt and what has been sampled
 
 A page moves: free → held (`grow`) → cached (`share` after a prefill chunk, `close` at the end) → free (evicted).
-`PageObserver`s are notified of each of these moves. Those of them that are `AttachedPool`s attach units to pages, which
-requests need, too.
+`PageObserver`s are notified of each of these moves. An `AttachedPool` attaches units to pages.
 """
 
 from array import array
@@ -54,11 +53,21 @@ class BlockAllocator:
         self.num_held = 0
         self.num_evicted = 0
         """Cached pages evicted since the start."""
-        self.observers = list(observers)
-        self._attached = [observer for observer in self.observers if isinstance(observer, AttachedPool)]
+        self.observers: list[PageObserver] = []
+        self._attached: list[AttachedPool] = []
+        self._follow_filled: list[PageObserver] = []
+        for observer in observers:
+            self.add_observer(observer)
         self._tree = RadixTree(page_size) if tree is None else tree
         self._pool = PagePool(num_pages, {page for node in self._tree.nodes() for page in node.pages})
         self._num_evicted_at_once = num_evicted_at_once
+
+    def add_observer(self, observer: PageObserver) -> None:
+        self.observers.append(observer)
+        if isinstance(observer, AttachedPool):
+            self._attached.append(observer)
+        if type(observer).on_filled is not PageObserver.on_filled:  # it would be called often
+            self._follow_filled.append(observer)
 
     def find_observer(self, kind: type[T]) -> T | None:
         """Returns the observer of this class, if there is one."""
@@ -202,7 +211,7 @@ class BlockAllocator:
 
     def note_filled(self, req: Req) -> None:
         """Notifies the observers of the full computed pages of `req`."""
-        for observer in self.observers:
+        for observer in self._follow_filled:
             observer.on_filled(req, req.num_computed_tokens // self.page_size, self._tree.clock)
 
     def cached_pages(self) -> list[int]:

@@ -1,7 +1,7 @@
 """A request that has a row: its place in the KV cache, and its chunks."""
 
 from array import array
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from messages.columns import INT32
 from scheduler_proc.deciding.pages.page_keys import page_key
@@ -10,6 +10,8 @@ from scheduler_proc.deciding.requests import PendingReq, State
 from scheduler_proc.deciding.sampling.output_counts import OutputCounts
 
 NO_DRAFTS: "array[int]" = array(INT32)
+
+T = TypeVar("T")
 
 
 class Req:
@@ -87,3 +89,18 @@ class Chunk(NamedTuple):
     wanted: OutputCounts
     draft_ids: "array[int]" = NO_DRAFTS
     draft_rate: DraftRate | None = None
+
+
+class Records(dict[int, T]):
+    """Records of requests by uid."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reqs: list[Req] = []
+        self._records: list[T] = []
+
+    def of(self, reqs: list[Req]) -> list[T]:
+        """Returns the records of these requests; faster while they are the same as at the last call."""
+        if reqs != self._reqs:
+            self._reqs, self._records = reqs[:], [self[req.uid] for req in reqs]
+        return self._records

@@ -52,7 +52,7 @@ class StatePlanner(Resource):
     """Plans the states of steps. Its plans are committed or forgotten in their order."""
 
     def __init__(self, cache: BlockAllocator, slots: StateSlots):
-        cache.observers.append(self)
+        cache.add_observer(self)
         self._cache = cache
         self._slots = slots
         self._page_size = cache.page_size
@@ -93,7 +93,7 @@ class StatePlanner(Resource):
         latest = {req: move.stores[-1][1] for plan in self._plans for req, move in plan.moves.items()}
         drafts = {chunk.req: [self._slots.allocate() for _ in chunk.draft_ids] for chunk in chunks if chunk.draft_ids}
         moves: dict[Req, StateMove] = {}
-        in_decode = [states[req.uid] for req in rows.reqs]
+        in_decode = states.of(rows.reqs)
         sources = array(INT32, [state.source for state in in_decode])
         if latest:
             sources = array(INT32, map(latest.get, rows.reqs, sources))
@@ -123,9 +123,9 @@ class StatePlanner(Resource):
     def commit(self, runs: Callable[[Req], bool], unfed: Collection[Req]) -> Iterable[Req]:
         """Returns those that got fewer tokens than were computed, so that their state is lost."""
         plan = self._plans.popleft()
-        running = [(req, move) for req, move in plan.moves.items() if runs(req)]
-        self._slots.suspects.difference_update([req.uid for req, _ in running if req.state is State.DECODE])
-        lost = [req for req, move in running if not self._advance(req, move)]
+        if self._slots.suspects:
+            self._slots.suspects.difference_update([req.uid for req in plan.moves if req.state is State.DECODE])
+        lost = [req for req, move in plan.moves.items() if runs(req) and not self._advance(req, move)]
         self._free(plan)
         return [*unfed, *lost]
 

@@ -20,7 +20,7 @@ from scheduler_proc.deciding.pages.attached_pool import NOTHING, AttachedPool
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.radix import Node
 from scheduler_proc.deciding.pages.resource import Resource
-from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.pages.running_request import Records, Req
 
 NO_STATE = -1
 """No state slot."""
@@ -55,7 +55,7 @@ class StateSlots(AttachedPool, Resource):
         super().__init__(num_slots, attached)
         self.num_slots = num_slots
         self.interval = interval
-        self.rows: dict[int, RowState] = {}
+        self.rows = Records[RowState]()
         """By uid."""
         self.suspects: set[int] = set()
         """The uids of prompts that are computed again because a step with their state failed."""
@@ -174,7 +174,7 @@ class StateSlots(AttachedPool, Resource):
             self._unuse((page,), self._kept)
 
     def merge(self, req: Req, start: int, cached: Sequence[int]) -> None:
-        """Moves checkpoints to those of `cached` that have none."""
+        """Moves checkpoints to pages of `cached` that have none."""
         for own, page in zip(req.pages[start:], cached, strict=False):
             if own in self._attached and own not in self._num_users and page not in self._attached:
                 self._move(own, page)

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from messages.columns import INT32, INT64, pack_int32
 from scheduler_proc.deciding.pages.attached_pool import NOTHING, AttachedPool
 from scheduler_proc.deciding.pages.resource import Resource, StepRows
-from scheduler_proc.deciding.pages.running_request import Chunk, Req
+from scheduler_proc.deciding.pages.running_request import Chunk, Records, Req
 
 NO_PAGE_BYTES = pack_int32([-1])
 
@@ -29,14 +29,14 @@ SPARE_PAGES = 2
 class _Row:
     """What one request uses: the window pages from `start` on.
 
-    `table` is its table in its latest step in DECODE, `place` what that depends on, and `last` its last page.
+    `table` is its table in its latest step in DECODE, with its token in page `index`, padded to `width`. Adding `base`
+    to a position in that page gives its slot.
     """
 
-    __slots__ = ("last", "place", "start", "table")
+    __slots__ = ("base", "index", "start", "table", "width")
 
     def __init__(self) -> None:
-        self.start = self.last = 0
-        self.place: tuple[int, int, int] | None = None
+        self.start = self.base = self.index = self.width = 0
         self.table = b""
 
 
@@ -54,7 +54,7 @@ class WindowPages(AttachedPool, Resource):
         """The maximum number of window pages that a request uses between two steps."""
         self._window = window
         self._page_size = page_size
-        self._rows: dict[int, _Row] = {}
+        self._rows = Records[_Row]()
 
     def on_opened(self, req: Req) -> None:
         self._rows[req.uid] = _Row()
@@ -96,13 +96,13 @@ class WindowPages(AttachedPool, Resource):
         while self._pool.num_free < len(pages):
             self._evict()
         self._attached.update(zip(pages, self._pool.allocate(len(pages)), strict=True))
-        self._num_users.update(pages)
+        self._num_users.update(dict.fromkeys(pages, 1))
 
     def enter(self, req: Req, num_before: int) -> None:
         row, start = self._rows[req.uid], self._start_of(len(req.pages) * self._page_size)
         self._unuse(req.pages[row.start : min(start, num_before)], self._kept)
         self._use(req.pages[max(start, num_before) :])
-        row.start = start
+        row.start, row.width = start, 0
 
     def advance(self, req: Req) -> None:
         """Ends the use of the window pages that no token of `req` can see any more."""
@@ -118,10 +118,10 @@ class WindowPages(AttachedPool, Resource):
             is_likely = any(index in place for place in places)
             self._unuse(req.pages[index : index + 1], self._kept if is_likely else self._passed)
         self.on_freed(req.pages[max(start, num_shared) : end])
-        row.start = end
+        row.start, row.width = end, 0
 
     def merge(self, req: Req, start: int, cached: Sequence[int]) -> None:
-        """Those of `cached` that lack a window page get that of `req`."""
+        """A page of `cached` that lacks a window page gets the one of `req`."""
         for index, page in enumerate(cached, start):
             own = req.pages[index]
             if page == own or index < self.start_of(req):
@@ -135,24 +135,21 @@ class WindowPages(AttachedPool, Resource):
         self.advance(req)
         self._unuse(req.pages[self._rows.pop(req.uid).start : req.num_shared_pages], self._kept)
 
-    def explain_end(self, num_usable: int, num_cached: int) -> int:
-        return num_usable
-
     def columns(self, rows: StepRows, chunks: Sequence[Chunk]) -> Mapping[str, bytes]:
         """Returns the slots and page tables of windowed layers."""
         size, slots = self._page_size, array(INT64)
         width = max([len(chunk.req.pages) for chunk in chunks], default=1)
         if rows.reqs:
             width = max(width, rows.table_width)
-        tables: list[bytes] = []
-        for req, context_len in zip(rows.reqs, rows.context_lens, strict=True):
-            row = self._rows[req.uid]
-            place = row.start, context_len // size + 1, width
-            if row.place != place:  # once a page: nothing else moves the window pages of a row in DECODE
-                pages = self._find(req.pages[row.start : place[1]])
-                row.place, row.table, row.last = place, _table(row.start, pages, width), pages[-1]
-            tables.append(row.table)
-            slots.append(row.last * size + context_len % size)
+        in_decode = self._rows.of(rows.reqs)
+        for req, row, context_len in zip(rows.reqs, in_decode, rows.context_lens, strict=True):
+            index = context_len // size
+            if row.index != index or row.width != width:  # once a page: nothing else moves a row's window pages
+                pages = self._find(req.pages[row.start : index + 1])
+                row.index, row.width, row.table = index, width, _table(row.start, pages, width)
+                row.base = (pages[-1] - index) * size
+            slots.append(row.base + context_len)
+        tables = [row.table for row in in_decode]
         for req, start, end, _, draft_ids, _ in chunks:
             before, end = self.start_of(req), end + len(draft_ids)
             pages = self._find(req.pages[before:])

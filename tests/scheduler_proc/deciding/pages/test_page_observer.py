@@ -46,7 +46,7 @@ class PageAccount(PageObserver):
 
 def test_the_account_of_an_observer_matches_after_every_move():
     bench, account, chance = Bench(num_pages=17), PageAccount(), random.Random(5)
-    bench.cache.observers.append(account)
+    bench.cache.add_observer(account)
     for uid in range(1, 40):
         prompt = [chance.randrange(3) for _ in range(chance.randrange(1, 30))] + [uid % VOCAB_SIZE]
         bench.send(user_msg(uid, prompt, chance.randrange(1, 20), ignore_eos=True))
