@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from detokenizer_proc.decoders import CountingDecoder, Decoder
 from detokenizer_proc.vocabulary import Spelling, Vocabulary
 from messages.columns import unpack_float32, unpack_int32
@@ -71,11 +73,9 @@ class PromptLogprobReader:
         tokens = [PositionLogprobs(_logprob(prompt_ids[0], self._vocabulary.spell_first(prompt_ids[0]), None), (), 0)]
         texts = [decoder.push(prompt_ids[0])]
         for index, token_id in enumerate(table.token_ids):
-            if math.isnan(table.logprobs[index]):
-                unknown = _logprob(token_id, self._vocabulary.spell(token_id), None)
-                tokens.append(PositionLogprobs(unknown, (), decoder.offset_of(token_id)))
-            else:
-                tokens.append(formatter.format(table, index))
+            entry = formatter.format(table, index)
+            has_none = math.isnan(table.logprobs[index])
+            tokens.append(replace(entry, token=replace(entry.token, logprob=None), top=()) if has_none else entry)
             texts.append(decoder.push(token_id))
         text = "".join(texts) + decoder.settle()
         return PromptReply(message.uid, message.attempt, text, tuple(tokens), self._opening.prompt_ids)

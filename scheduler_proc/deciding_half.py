@@ -54,20 +54,13 @@ def make_scheduler(
     cache = open_cache(runner.num_pages, page_size, is_sharing, memory, store, runner.windows, runner.states)
     if config.model.num_lora_slots:
         cache.add_observer(make_adapter_slots(config, runner, wake))
-    if runner.span_rows is not None:
-        cache.add_observer(PlacedSpans(runner.span_rows, page_size))
+    cache.add_observer(PlacedSpans(runner.span_rows, page_size))
     journal = cache.find_observer(PageJournal)
     if journal is not None and journal.num_recovered + journal.num_dropped:
         log.info("%d pages of the KV cache are taken over, %d dropped", journal.num_recovered, journal.num_dropped)
     return Scheduler(
         cache,
-        Limits(
-            facts.max_model_len,
-            facts.vocab_size,
-            facts.eos_token_ids,
-            has_adapters=config.model.num_lora_slots > 0,
-            has_spans=runner.span_rows is not None,
-        ),
+        Limits(facts.max_model_len, facts.vocab_size, facts.eos_token_ids, config.model.num_lora_slots > 0),
         budget,
         make_draft_planner(config, runner, cache),
         grammars,

@@ -12,14 +12,12 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from messages.columns import INT32, pack_int32, runs_of, unpack_int64
 from messages.config.server import Config
 from messages.errors import ErrorInfo, UsageError
 from messages.ring.replies import DetokenizeMsg, FinishedRow, FinishReason, ToDetokenizer, Usage
 from messages.ring.requests import SamplingParams, Stamps, UserMsg
-from messages.ring.spans import PromptSpan
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.report import Report
 from scheduler_proc.deciding.pages.page_tiers import LOAD_TIMEOUT_S
@@ -72,33 +70,18 @@ class OfflineEngine:
         """Reports missing and slower parts, such as a kernel that plain torch replaces; empty if there are none."""
         return self._runner.degraded
 
-    def place_rows(self, digest: bytes, rows: Any) -> None:
-        """Makes the rows of a span, a tensor of as many embeddings, available to the prompts of later calls.
-
-        Raises `UsageError` if the model takes none, and `ValueError` for rows of another size than embeddings.
-        """
-        if self._runner.span_rows is None:
-            raise UsageError("this model takes no spans in prompts")
-        self._runner.place_rows(digest, rows)
-
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: Sequence[SamplingParams],
-        spans: Sequence[tuple[PromptSpan, ...]] = (),
-    ) -> list[Output]:
-        """Returns the output of each prompt with its parameters and, if given, its spans, whose rows are placed.
+    def generate(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Output]:
+        """Returns the output of each prompt with its parameters.
 
         Raises `UsageError` for parameters that need text, and for logprobs: only a server supports them.
         """
-        spans = spans or [()] * len(prompts)
-        if not len(prompts) == len(params) == len(spans):
+        if len(prompts) != len(params):
             raise UsageError(f"{len(prompts)} prompts and {len(params)} sampling parameters: give one for each")
         for own in params:
             _refuse_what_needs_text(own, has_grammars=self._has_grammars)
         first_uid, self._next_uid = self._next_uid, self._next_uid + len(prompts)
-        for uid, (prompt, own, placed) in enumerate(zip(prompts, params, spans, strict=True), first_uid):
-            self._scheduler.receive(UserMsg(uid, 0, pack_int32(prompt), own, Stamps(), spans=placed))
+        for uid, (prompt, own) in enumerate(zip(prompts, params, strict=True), first_uid):
+            self._scheduler.receive(UserMsg(uid, 0, pack_int32(prompt), own, Stamps()))
         inbox = _Inbox()
         try:
             while True:

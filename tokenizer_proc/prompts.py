@@ -10,7 +10,6 @@ from messages.columns import pack_int32, unpack_int32
 from messages.errors import ErrorInfo, RequestError, bad_request
 from messages.ring.infill import Infill
 from messages.ring.requests import ChatPrompt, SamplingParams, TokenizeMsg, UserMsg
-from messages.ring.spans import check_spans
 from tokenizer_proc.encoding import MAX_ENCODED_CHARS, Encoding
 from tokenizer_proc.infill import InfillEncoder
 from tokenizer_proc.joined_texts import Texts
@@ -66,7 +65,6 @@ class PromptReader:
         self._check(ids, max_prompt_tokens, param)
         if message.spans and len(message.prompt_ids) != ids.itemsize * len(ids):
             raise bad_request("Only a prompt of token ids that is not truncated may have spans", param)
-        check_spans(message.spans, len(ids))
         max_tokens = min(asked.max_tokens, self._max_model_len - len(ids))
         params = msgspec.structs.replace(self._params_of(asked), max_tokens=max_tokens)
         first = UserMsg(

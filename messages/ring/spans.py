@@ -44,11 +44,8 @@ def check_spans(spans: Sequence[PromptSpan], num_prompt_tokens: int) -> None:
         if len(span.digest) != DIGEST_BYTES:
             raise bad_request(f"the digest of span {index} has {len(span.digest)} bytes, not {DIGEST_BYTES}", "prompt")
         if span.length < 1 or span.start < end or span.end > num_prompt_tokens:
-            raise bad_request(
-                f"span {index} has {span.length} positions from {span.start} on: spans must be in order, must not "
-                f"overlap, and must lie within the prompt of {num_prompt_tokens} tokens",
-                "prompt",
-            )
+            text = f"spans must be in order, not overlap, and lie within the prompt of {num_prompt_tokens} tokens"
+            raise bad_request(f"span {index} has {span.length} positions from {span.start} on: {text}", "prompt")
         end = span.end
 
 

@@ -6,7 +6,6 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from messages.ring.steps import Batch, ForwardOutput
 from scheduler_proc.computing.device import Device, Fetched, Forward, ForwardPasses
@@ -100,6 +99,7 @@ class Runner:
         self.adapters = decoder.adapters
         """What the model has for LoRA adapters; `None`: its rows have none."""
         self.span_rows = decoder.span_rows
+        """Takes the rows of spans in prompts; `None`: prompts have none."""
         self.forward_passes = forward_passes
         self._publish = parts.publish
         self._limits = limits
@@ -142,11 +142,6 @@ class Runner:
         """Puts the adapter into the slot, which no row of a launched step has, for the steps that follow."""
         assert self.adapters is not None
         self.adapters.place(slot, adapter)
-
-    def place_rows(self, digest: bytes, rows_LE: Tensor) -> None:
-        """Makes the rows of a span available to requests that are received from now on. Raises `ValueError`."""
-        assert self.span_rows is not None
-        self.span_rows.place(digest, rows_LE)
 
     def run(self, batch: Batch) -> ForwardOutput:
         """Runs the step and waits for its result; the cache then holds its K and V."""

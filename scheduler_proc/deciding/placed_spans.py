@@ -4,10 +4,10 @@ from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from messages.columns import INT32
+from messages.columns import INT32, num_int32
 from messages.errors import bad_request
 from messages.ring.requests import UserMsg
-from messages.ring.spans import PromptSpan
+from messages.ring.spans import PromptSpan, check_spans
 from scheduler_proc.deciding.pages.page_keys import MIN_PAGE_TOKENS
 from scheduler_proc.deciding.pages.resource import NO_COLUMNS, Resource, StepRows
 from scheduler_proc.deciding.pages.running_request import Chunk
@@ -30,18 +30,24 @@ class SpanRows(Protocol):
 
 
 class PlacedSpans(Resource):
-    """The rows of a request's spans are in `rows` from the time it is received until it ends."""
+    """The rows of a request's spans are in `rows` from the time it is received until it ends.
 
-    def __init__(self, rows: SpanRows, page_size: int):
-        self._rows = rows
-        self._page_size = page_size
+    Without `rows`, or with smaller pages than `MIN_PAGE_TOKENS`, no request may have spans.
+    """
+
+    def __init__(self, rows: SpanRows | None, page_size: int):
+        self._rows = rows if page_size >= MIN_PAGE_TOKENS else None
         self._needed: dict[int, Sequence[PromptSpan]] = {}
         """By uid: the spans of requests."""
-        rows.find_needed = lambda: {span.digest for spans in self._needed.values() for span in spans}
+        if rows is not None:
+            rows.find_needed = lambda: {span.digest for spans in self._needed.values() for span in spans}
 
     def refuse(self, message: UserMsg) -> None:
-        if message.spans and self._page_size < MIN_PAGE_TOKENS:
-            raise bad_request(f"spans in prompts need a --block-size of at least {MIN_PAGE_TOKENS}", "prompt")
+        if not message.spans:
+            return
+        if self._rows is None:
+            raise bad_request(f"this model takes no spans, or --block-size is below {MIN_PAGE_TOKENS}", "prompt")
+        check_spans(message.spans, num_int32(message.input_ids))
         for index, span in enumerate(message.spans):
             num_rows = len(self._rows.find(span.digest))
             if num_rows != span.length:
@@ -57,7 +63,7 @@ class PlacedSpans(Resource):
 
     def columns(self, rows: StepRows, chunks: Sequence[Chunk]) -> Mapping[str, bytes]:
         """Returns `Batch.placed_rows`, unless no token of the chunks belongs to a span."""
-        if not self._needed or not any(chunk.req.pending.spans for chunk in chunks):
+        if not self._needed or self._rows is None:
             return NO_COLUMNS
         placed = NOT_PLACED * len(rows.reqs)
         for req, start, end, _, draft_ids, _ in chunks:

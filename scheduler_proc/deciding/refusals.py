@@ -6,7 +6,6 @@ from array import array
 from messages.columns import FLOAT32, num_int32, pack_int32, pack_int64, unpack_int32
 from messages.errors import ErrorInfo, RequestError, bad_request
 from messages.ring.requests import SamplingParams, UserMsg
-from messages.ring.spans import check_spans
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.sampling.endings import NONE_LEFT
 from scheduler_proc.deciding.sampling.logits_processing import find_logits_processors
@@ -26,9 +25,6 @@ def check_possible(message: UserMsg, limits: Limits) -> None:
         raise bad_request(f"the request cannot be read: {error}") from None
     if params.adapter is not None and not limits.has_adapters:
         raise bad_request("LoRA is off here", "model")
-    if message.spans and not limits.has_spans:
-        raise bad_request("this model takes no spans in prompts", "prompt")
-    check_spans(message.spans, num_prompt_tokens)
     if not num_prompt_tokens:
         raise bad_request("the prompt is empty", param="prompt")
     if num_prompt_tokens + min(1, params.max_tokens) > limits.max_model_len:

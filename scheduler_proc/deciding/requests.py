@@ -39,14 +39,13 @@ class State(enum.Enum):
 class Limits(msgspec.Struct, frozen=True):
     """The limits of the model: tokens of prompt plus output, ids in the vocabulary, and ids that end an output.
 
-    `has_adapters`: requests may have LoRA adapters. `has_spans`: prompts may have spans.
+    `has_adapters`: requests may have LoRA adapters.
     """
 
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
     has_adapters: bool = False
-    has_spans: bool = False
 
 
 class FollowedGrammar(Protocol):

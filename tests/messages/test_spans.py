@@ -24,7 +24,7 @@ def test_spans_in_order_within_the_prompt_are_accepted(places):
     [((0, 11),), ((9, 2),), ((-1, 2),), ((3, 0),), ((3, -1),), ((0, 4), (3, 2)), ((5, 2), (0, 2)), ((10, 1),)],
 )
 def test_other_places_are_refused(places):
-    with pytest.raises(RequestError, match="in order, must not overlap, and must lie within the prompt of 10 tokens"):
+    with pytest.raises(RequestError, match="must be in order, not overlap, and lie within the prompt of 10 tokens"):
         check_spans(spans_at(*places), 10)
 
 

@@ -152,7 +152,7 @@ class Bench:
         states: tuple[int, int] | None = None,
         adapters: AdapterSlots | None = None,
     ):
-        self.limits = Limits(max_model_len, VOCAB_SIZE, (eos_token_id,), adapters is not None, has_spans=True)
+        self.limits = Limits(max_model_len, VOCAB_SIZE, (eos_token_id,), adapters is not None)
         self.cache = open_cache(num_pages, page_size, is_sharing, pages, store, windows, states)
         if adapters is not None:
             self.cache.add_observer(adapters)

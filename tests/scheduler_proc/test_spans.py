@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from messages.columns import unpack_int32
-from messages.errors import UsageError
 from messages.ring.requests import SamplingParams
 from messages.ring.spans import DIGEST_BYTES, PromptSpan
 from messages.ring.steps import Batch
@@ -93,9 +93,17 @@ def serve(engine: OfflineEngine, prompts: Sequence[Prompt]) -> list[Output]:
     """Returns the outputs of the prompts, which run together."""
     for prompt in prompts:
         for span, (_, length, content) in zip(prompt.spans, prompt.places, strict=True):
-            engine.place_rows(span.digest, rows_of(content, length))
+            engine._runner.span_rows.place(span.digest, rows_of(content, length))
+    return generate(engine, prompts)
+
+
+def generate(engine: OfflineEngine, prompts: Sequence[Prompt]) -> list[Output]:
     params = [SamplingParams(NUM_TOKENS, temperature=0.0, ignore_eos=True)] * len(prompts)
-    return engine.generate([prompt.ids for prompt in prompts], params, [prompt.spans for prompt in prompts])
+    spans, scheduler = iter([prompt.spans for prompt in prompts]), engine._scheduler
+    with pytest.MonkeyPatch.context() as patch:
+        receive = scheduler.receive
+        patch.setattr(scheduler, "receive", lambda message: receive(replace(message, spans=next(spans))))
+        return engine.generate([prompt.ids for prompt in prompts], params)
 
 
 def tokens_of(outputs: list[Output]) -> list[list[int]]:
@@ -180,14 +188,10 @@ def test_only_steps_with_tokens_of_spans_have_the_column(
 
 def test_missing_rows_and_a_model_without_any(llama: tuple[Path, list[list[int]]], tmp_path: Path) -> None:
     engine = OfflineEngine(make_config(llama[0]))
-    params = [SamplingParams(1, temperature=0.0)]
-    (output,) = engine.generate([PROMPTS[0].ids], params, [PROMPTS[0].spans])
+    (output,) = generate(engine, PROMPTS[:1])
     assert output.error is not None
     assert "9 positions and 0 rows" in output.error.message
     build_checkpoint(tmp_path, "gpt2")
-    engine = OfflineEngine(make_config(tmp_path))
-    with pytest.raises(UsageError, match="takes no spans"):
-        engine.place_rows(bytes(16), rows_of(1, 9))
-    (output,) = engine.generate([PROMPTS[0].ids], params, [PROMPTS[0].spans])
+    (output,) = generate(OfflineEngine(make_config(tmp_path)), PROMPTS[:1])
     assert output.error is not None
     assert "takes no spans" in output.error.message

@@ -71,8 +71,11 @@ class Decoder(Protocol):
     """`None`: pooled hidden states are the model's vectors, and it has no classification head."""
     adapters: Adapters | None
     """`None`: rows have no adapters."""
-    span_rows: SpanRows | None
-    """`None`: prompts have no spans. The model adds positions to its embeddings, or several ranks compute it."""
+
+    @property
+    def span_rows(self) -> SpanRows | None:
+        """`None`: prompts have no spans, as the model adds positions to its embeddings, or several ranks compute it."""
+        ...
 
     @property
     def activation_dtype(self) -> torch.dtype: ...

@@ -22,7 +22,6 @@ from scheduler_proc.computing.model.blocks.pooler import Pooler
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import NO_STATES, ComputeLayers, DescribedDecoder
 from scheduler_proc.computing.model.description import MTP
-from scheduler_proc.computing.model.span_rows import SpanRows
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
 from scheduler_proc.computing.step.features.kept_hidden import KEPT_HIDDEN
 from scheduler_proc.computing.step.inputs import StepInputs
@@ -41,7 +40,7 @@ class MtpDecoder:
         self.num_weight_bytes = 0  # the model has counted those of the head
         self.pooler: Pooler | None = None
         self.adapters: Adapters | None = None
-        self.span_rows: SpanRows | None = None
+        self.span_rows = None
         self._inputs = MtpInputs(main.model, own)
         self._decoder = DescribedDecoder(self.model, own, max_model_len, main.parallel, shared=main)
         self.layer_kinds, self.logits = self._decoder.layer_kinds, self._decoder.logits

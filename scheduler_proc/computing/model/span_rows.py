@@ -44,8 +44,13 @@ class SpanRows:
         if known := self._places.pop(digest, None):
             self._places[digest] = known
             return
-        self._drop_unneeded(len(rows_LE))
-        places, self._free = self._free[: len(rows_LE)], self._free[len(rows_LE) :]
+        needed, num_rows = self.find_needed(), len(rows_LE)
+        for other in [other for other in self._places if other not in needed]:
+            if num_rows > len(self._free):
+                self._free += self._places.pop(other)
+        if num_rows > len(self._free):
+            raise ValueError(f"{num_rows} rows of a span, and room for {len(self._free)} of {self._shape[0]}")
+        places, self._free = self._free[:num_rows], self._free[num_rows:]
         self._places[digest] = places
         if self._buffer_NE is None:
             self._buffer_NE = torch.zeros(self._shape, dtype=self._dtype, device=self._device)
@@ -56,13 +61,3 @@ class SpanRows:
         assert self._buffer_NE is not None
         rows_TE = self._buffer_NE[placed_T.clamp(min=0)]
         embedded_TE.copy_(torch.where((placed_T >= 0)[:, None], rows_TE, embedded_TE))
-
-    def _drop_unneeded(self, num_rows: int) -> None:
-        needed = self.find_needed() if num_rows > len(self._free) else ()
-        for digest in list(self._places):
-            if num_rows <= len(self._free):
-                return
-            if digest not in needed:
-                self._free += self._places.pop(digest)
-        if num_rows > len(self._free):
-            raise ValueError(f"{num_rows} rows of a span, and room for {len(self._free)} of {self._shape[0]}")

@@ -17,7 +17,6 @@ from scheduler_proc.computing.model.adapters import Adapters
 from scheduler_proc.computing.model.blocks.pooler import Pooler
 from scheduler_proc.computing.model.decoder import NO_STATES, ComputeLayers, LayerKind
 from scheduler_proc.computing.model.description import ModelDescription
-from scheduler_proc.computing.model.span_rows import SpanRows
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
 from scheduler_proc.computing.parallel import ALONE
 from scheduler_proc.computing.step.inputs import StepInputs
@@ -32,7 +31,7 @@ class TransformersDecoder:
         self.parallel = ALONE
         self.layer_kinds: list[LayerKind] = []
         self.adapters: Adapters | None = None
-        self.span_rows: SpanRows | None = None
+        self.span_rows = None
         self.pooler: Pooler | None = None
         self._module = module
         self.num_weight_bytes = sum(parameter.nbytes for parameter in module.parameters())

@@ -39,13 +39,12 @@ def page_key(token_ids: "array[int]", spans: Sequence[PromptSpan], start: int, e
         for page in range(first // page_size, -(-last // page_size)) if first < last else ():
             place = PLACE.pack(span.start - page * page_size, span.length, span.digest) + span.kind.encode() + b"\0"
             by_page[page] = by_page.get(page, b"") + place
-    parts, done, item_bytes = list[bytes](), 0, token_ids.itemsize
+    parts, item_bytes = bytearray(key), token_ids.itemsize
     for page, places in by_page.items():
         begin = (page * page_size - start) * item_bytes
-        own = key[begin : begin + page_size * item_bytes]
-        parts += (key[done:begin], _digest(own, places))
-        done = begin + len(own)
-    return b"".join([*parts, key[done:]])
+        own = slice(begin, begin + page_size * item_bytes)
+        parts[own] = _digest(key[own], places)
+    return bytes(parts)
 
 
 def cut_at_span(key: "array[int]") -> "array[int]":

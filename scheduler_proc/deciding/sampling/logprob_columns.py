@@ -4,8 +4,6 @@ import math
 from array import array
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
 from messages.columns import FLOAT32, INT32, num_int32
 from messages.ring.axes import join_columns, slice_columns
 from messages.ring.steps import NO_TOKEN, WITH_LOGPROB, LogprobColumns
@@ -52,4 +50,5 @@ def without_logprobs(columns: LogprobColumns, ranges: Iterable[range]) -> Logpro
     logprobs = array(FLOAT32, columns.logprobs)
     for span in ranges:
         logprobs[span.start : span.stop] = array(FLOAT32, [math.nan]) * len(span)
-    return msgspec.structs.replace(columns, logprobs=logprobs.tobytes())
+    alternatives = columns.num_top, columns.top_ids, columns.top_logprobs
+    return LogprobColumns(columns.token_ids, logprobs.tobytes(), *alternatives)

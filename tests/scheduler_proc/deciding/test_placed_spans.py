@@ -10,7 +10,8 @@ from messages.ring.requests import AbortMsg, Dry, UserMsg
 from messages.ring.spans import PromptSpan
 from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
 from scheduler_proc.deciding.drafting.drafts import NgramDrafter
-from scheduler_proc.deciding.requests import Limits, PendingReq, State
+from scheduler_proc.deciding.placed_spans import PlacedSpans
+from scheduler_proc.deciding.requests import PendingReq, State
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.deciding.step_plan import Budget
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
@@ -104,7 +105,7 @@ def test_rows_of_requests_are_needed_until_they_end():
     ("spans", "says"),
     [
         ((span_of(28, 3),), "within the prompt of 30 tokens"),
-        ((span_of(3, 3), span_of(5, 1)), "must not overlap"),
+        ((span_of(3, 3), span_of(5, 1)), "not overlap"),
         ((PromptSpan(3, 3, b"short"),), "5 bytes, not 16"),
         ((PromptSpan(3, 3, span_of(0, 4).digest),), "span 0 has 3 positions and 4 rows"),
         ((PromptSpan(3, 3, bytes(16)),), "span 0 has 3 positions and 0 rows"),
@@ -125,11 +126,12 @@ def test_a_bad_span_ends_its_request_alone(spans, says):
 def test_small_pages_and_a_model_without_rows_take_no_spans():
     bench = Bench(page_size=2)
     bench.send(ask(bench, 1, span_of(3, 4)))
-    assert "--block-size of at least 4" in str(bench.end(1).error)
+    assert "--block-size is below 4" in str(bench.end(1).error)
     bench = Bench()
-    bench.scheduler = Scheduler(bench.cache, Limits(64, VOCAB_SIZE), bench.budget)
+    bench.cache.observers[-1] = PlacedSpans(None, 4)
+    bench.scheduler = Scheduler(bench.cache, bench.limits, bench.budget)
     bench.send(ask(bench, 1, span_of(3, 4)))
-    assert "this model takes no spans" in str(bench.end(1).error)
+    assert "takes no spans" in str(bench.end(1).error)
 
 
 def test_a_repetition_in_the_placeholders_is_not_drafted():
