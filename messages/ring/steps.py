@@ -222,8 +222,6 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The slot with the row's LoRA adapter, -1 for none."""
     pooled: PooledRows | None = None
     """`None` if no row is pooled."""
-    row_scales: Annotated[bytes, Column(FLOAT32, ROW, fill=1.0, dummy=1.0, is_optional=True)] = b""
-    """Made up: what multiplies the embeddings of the row's tokens."""
 
     @property
     def num_rows(self) -> int:

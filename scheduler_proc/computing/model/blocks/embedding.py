@@ -15,7 +15,6 @@ from scheduler_proc.computing.model.blocks.weights import Weights, pop_tensor
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.parameters import ByRows, Parameter
 from scheduler_proc.computing.parallel import ParallelGroup
-from scheduler_proc.computing.step.features.row_scales import ROW_SCALES
 from scheduler_proc.computing.step.features.token_types import TYPES
 from scheduler_proc.computing.step.inputs import StepInputs
 
@@ -57,9 +56,6 @@ class Embedding:
         types_T = step.view(TYPES)
         if types_T is not None and self._type_changes_KE is not None:
             embedded_TE += functional.embedding(types_T, self._type_changes_KE)
-        scales_T = step.view(ROW_SCALES)
-        if scales_T is not None:
-            embedded_TE *= scales_T[:, None].to(embedded_TE.dtype)
         return embedded_TE if self._scale == 1 else rescale(embedded_TE, self._scale)
 
     def _look_up_part(self, step: StepInputs) -> Tensor:
