@@ -29,6 +29,7 @@ from messages.ring.requests import (
     Truncation,
     UserMsg,
 )
+from messages.ring.timeline import Tokenized
 from tests.fake_launcher import FakeLauncher
 from tests.tokenizer_proc.parts import chat, encoding_of, templates_of, user
 from tokenizer_proc.process import TextServer, load_server
