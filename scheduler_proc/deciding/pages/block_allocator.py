@@ -268,11 +268,6 @@ class BlockAllocator:
             answer = observer.complete(question, answer)
         return answer
 
-    def save(self, timeout_s: float) -> None:
-        """The process ends: lets observers save the cached pages."""
-        for observer in self.observers:
-            observer.save(self.cached_pages(), timeout_s)
-
     def flush(self) -> int:
         """Frees every cached page that no running request uses, and returns their number."""
         pages = self._tree.evict(self._tree.num_evictable)
