@@ -14,7 +14,6 @@ from messages.ring.uids import GoneRequests
 from scheduler_proc.deciding.drafting.draft_state import Drafts, DraftSteps
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
-from scheduler_proc.deciding.pages.page_journal import PageJournal
 from scheduler_proc.deciding.pages.resource import Resource
 from scheduler_proc.deciding.pages.running_request import Chunk
 from scheduler_proc.deciding.policy import Policy
@@ -87,10 +86,6 @@ class Scheduler:
         self._num_steps_ahead = 0
         self._must_tell_drained = False
         self._gone = GoneRequests()
-
-    @property
-    def journal(self) -> PageJournal | None:
-        return self.cache.find_observer(PageJournal)
 
     @property
     def is_idle(self) -> bool:
@@ -239,8 +234,9 @@ class Scheduler:
 
     def save_cache(self, timeout_s: float) -> None:
         """Saves cached pages where observers can, for `timeout_s` at most, unless a successor takes the cache over."""
-        if not (self._policy.is_closed and self.journal is not None):
-            self.cache.save(timeout_s)
+        is_taken_over = self._policy.is_closed and any(observer.outlives_process for observer in self.cache.observers)
+        for observer in () if is_taken_over else self.cache.observers:
+            observer.save(self.cache.cached_pages(), timeout_s)
 
     def forget_plan(self) -> None:
         """Undoes the plan of the step behind the one in flight, which must not have been launched."""

@@ -13,7 +13,7 @@ A page moves: free → held (`grow`) → cached (`share` after a prefill chunk, 
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from messages.columns import INT32
@@ -53,7 +53,7 @@ class BlockAllocator:
         self.num_held = 0
         self.num_evicted = 0
         """Cached pages evicted since the start."""
-        self.observers: list[PageObserver] = []
+        self.observers: Sequence[PageObserver] = ()
         self._attached: list[AttachedPool] = []
         self._follow_filled: list[PageObserver] = []
         for observer in observers:
@@ -63,7 +63,7 @@ class BlockAllocator:
         self._num_evicted_at_once = num_evicted_at_once
 
     def add_observer(self, observer: PageObserver) -> None:
-        self.observers.append(observer)
+        self.observers = (*self.observers, observer)
         if isinstance(observer, AttachedPool):
             self._attached.append(observer)
         if type(observer).on_filled is not PageObserver.on_filled:  # it would be called often
@@ -268,11 +268,6 @@ class BlockAllocator:
         for observer in self.observers:
             answer = observer.complete(question, answer)
         return answer
-
-    def save(self, timeout_s: float) -> None:
-        """The process ends: lets observers save the cached pages."""
-        for observer in self.observers:
-            observer.save(self.cached_pages(), timeout_s)
 
     def flush(self) -> int:
         """Frees every cached page that no running request uses, and returns their number."""

@@ -67,6 +67,8 @@ class PageJournal(PageObserver):
     their prefix.
     """
 
+    outlives_process = True
+
     def __init__(
         self, memory: PageMemory, num_pages: int, page_size: int, num_window_pages: int = 0, num_state_slots: int = 0
     ):

@@ -10,6 +10,9 @@ from scheduler_proc.deciding.pages.running_request import Req
 class PageObserver(Protocol):
     """Is notified by `BlockAllocator` of what happens to requests and pages. A subclass overrides what it needs."""
 
+    outlives_process = False
+    """It lets a successor of the process take over cached pages."""
+
     def on_opened(self, req: Req) -> None:
         """`req` may get a row: it is admitted or closed next."""
 
@@ -50,6 +53,9 @@ class PageObserver(Protocol):
 
     def save(self, pages: Sequence[int], timeout_s: float) -> None:
         """The process ends: it may take `timeout_s` to save these cached pages, the last used first."""
+
+    def damage(self, num_pages: int) -> None:
+        """Overwrites K and V of up to `num_pages` pages that a successor would take over (fault injection)."""
 
     def gauges(self) -> dict[str, float]:
         """Returns sizes and counters by name."""

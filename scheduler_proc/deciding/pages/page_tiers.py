@@ -270,11 +270,8 @@ class PageTiers(Resource):
 
     def collect(self, waiting: Iterable[PendingReq], cache: BlockAllocator) -> Sequence[tuple[PendingReq, Ending]]:
         """Counts tokens loaded since the last call as computed, and caches those of loads that have ended."""
-        if self._loads:
-            self._collect(cache)
-        return ()
-
-    def _collect(self, cache: BlockAllocator) -> None:
+        if not self._loads:
+            return ()
         now_s = time.monotonic()
         for store in (self._store, *(self._checkpoints or ())[1:]):
             for uid, num_loaded, has_ended in store.pop_loaded():
@@ -291,6 +288,7 @@ class PageTiers(Resource):
                 self._rest_until_s = now_s + REST_S
             if is_late or not load.num_running:
                 self._end(load, cache)
+        return ()
 
     def _end(self, load: _Load, cache: BlockAllocator) -> None:
         """Caches the pages of a load, and lets its request continue from the checkpoint or, without it, begin again."""

@@ -72,7 +72,7 @@ class CpuForwardPasses:
         self._workspace = Workspace(decoder.model, decoder.activation_dtype, max_tokens, self._max_rows)
         self._limits = limits
         self._features = None if limits.optional else limits.captures[0]
-        """Those of all steps; `None` if not all have the same."""
+        """The features of every step; `None` if some steps have others."""
         shape = StepShape(self._max_rows, 0, 0, limits.num_pages, 0, features=limits.captures[0])
         columns = shape.columns()
         memory = torch.empty(columns.num_bytes, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Token types: an encoder tells the second text of a pair from the first."""
+"""Token types: in a pair of texts, tokens of the second one have another type."""
 
 import torch
 
