@@ -10,7 +10,7 @@ PLACED_ROWS = StepFeature(
     "placed_rows",
     {"placed_rows": InputColumn(torch.int32, "token", -1, attrgetter("placed_rows"))},
     is_in=attrgetter("placed_rows"),
-    limit=lambda _, model, role: role == "main" and not model.num_positions,
+    limit=lambda _config, _model, role: role == "main",
     make_view=only_column,
     captured="never",
     dummy=lambda *_: {"placed_rows": b""},
