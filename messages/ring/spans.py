@@ -8,8 +8,8 @@ import msgspec
 
 from messages.errors import bad_request
 
-SpanKind = Literal["embeds", "mixture"]
-"""What the rows are: `embeds` are embeddings that the sender computed, `mixture` the mean of those of some tokens."""
+SpanKind = Literal["embeds"]
+"""What the rows are: `embeds` are embeddings that the sender computed."""
 
 DIGEST_BYTES = 16
 

@@ -156,12 +156,6 @@ class DescribedDecoder:
         self.pooler = Pooler(model.classifier, weights, dense, device) if model.classifier or dense else None
         self._head = Head(model, weights, self.embedding.tokens_VE, parallel) if shared is None else shared._head
 
-    def place_mixture(self, digest: bytes, token_ids: Sequence[int], length: int) -> None:
-        """Places the mean of the embeddings of these tokens as each row of a span."""
-        assert self.span_rows is not None
-        mean_E = self.embedding.tokens_VE.look_up(torch.tensor(token_ids, dtype=torch.int32)).mean(0)
-        self.span_rows.place(digest, mean_E.expand(length, -1))
-
     @property
     def activation_dtype(self) -> torch.dtype:
         return self._final_norm.weight_E.dtype
