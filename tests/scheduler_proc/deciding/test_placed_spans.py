@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from messages.columns import pack_int32, unpack_int32
+from messages.errors import RequestError
 from messages.ring.requests import AbortMsg, Dry, UserMsg
 from messages.ring.spans import PromptSpan
 from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
@@ -127,11 +128,9 @@ def test_small_pages_and_a_model_without_rows_take_no_spans():
     bench = Bench(page_size=2)
     bench.send(ask(bench, 1, span_of(3, 4)))
     assert "--block-size is below 4" in str(bench.end(1).error)
-    bench = Bench()
-    bench.cache.observers[-1] = PlacedSpans(None, 4)
-    bench.scheduler = Scheduler(bench.cache, bench.limits, bench.budget)
-    bench.send(ask(bench, 1, span_of(3, 4)))
-    assert "takes no spans" in str(bench.end(1).error)
+    PlacedSpans(None, 4).refuse(user_msg(2, PROMPT))
+    with pytest.raises(RequestError, match="takes no spans"):
+        PlacedSpans(None, 4).refuse(ask(bench, 2, span_of(3, 4)))
 
 
 def test_a_repetition_in_the_placeholders_is_not_drafted():
