@@ -35,11 +35,12 @@ from scheduler_proc.computing.loading.model_weights import (
     open_checkpoint,
 )
 from scheduler_proc.computing.model.blocks.weights import Weights
-from scheduler_proc.computing.model.decoder import Decoder, DescribedDecoder, model_parameters
+from scheduler_proc.computing.model.decoder import Decoder, DescribedDecoder
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.registry import find_family, needs_transformers
 from scheduler_proc.computing.model.mtp_decoder import MtpDecoder
 from scheduler_proc.computing.model.sharding import Shard
+from scheduler_proc.computing.model.stages import model_parameters
 from scheduler_proc.computing.parallel import ALONE, ParallelGroup
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report

@@ -272,7 +272,7 @@ def test_its_steps_are_captured_and_weights_shared(checkpoint: Path, prompts: Tu
     assert own.cache.hidden is passes.cache.hidden
     assert isinstance(head._decoder, MtpDecoder)
     assert isinstance(model._decoder, DescribedDecoder)
-    assert head._decoder._decoder._head is model._decoder._head
+    assert head._decoder.head.block is model._decoder.head.block
     sizes = [sum(tensor.nbytes for tensor in each.cache.tensors) // 512 for each in (passes, own)]
     assert sizes == [16 * 4 * (128 + 160), 16 * 4 * 128]  # K and V of two heads of 32 in a layer each; hidden states
 
