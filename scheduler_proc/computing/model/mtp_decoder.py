@@ -21,7 +21,7 @@ from scheduler_proc.computing.model.blocks.norm import Norm
 from scheduler_proc.computing.model.blocks.pooler import Pooler
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import DescribedDecoder
-from scheduler_proc.computing.model.description import MTP
+from scheduler_proc.computing.model.description import MTP, ModelDescription
 from scheduler_proc.computing.model.stages import (
     FINAL_NORM,
     NO_STATES,
@@ -34,15 +34,19 @@ from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
 from scheduler_proc.computing.step.inputs import StepInputs, StepRows
 
 
+def describe_mtp(main: ModelDescription) -> ModelDescription:
+    """Returns the head of `main`, which must have one, as a model of one layer."""
+    assert main.mtp is not None
+    return replace(main, layers=(main.mtp,), mtp=None)
+
+
 class MtpDecoder:
     """The head of `main`; it pops its weights. Embedding and head are the model's."""
 
     def __init__(self, main: DescribedDecoder, weights: Weights, max_model_len: int):
-        layer = main.model.mtp
-        assert layer is not None
         names = [name for name in weights if name.startswith(f"{MTP}.")]
         own = {name.removeprefix(f"{MTP}."): weights.pop(name) for name in names}
-        self.model = replace(main.model, layers=(layer,), mtp=None)
+        self.model = describe_mtp(main.model)
         self.parallel = main.parallel
         self.num_weight_bytes = 0  # the model has counted those of the head
         self.pooler: Pooler | None = None
