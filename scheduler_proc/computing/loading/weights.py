@@ -229,12 +229,12 @@ def rows_of(name: str, tensor: StoredTensor, source: Source) -> Rows:
     rows = tensor.T if source.is_transposed else tensor
     if isinstance(rows, TransposedBlockRows):
         raise BootError(f"{name}: its blocks are of columns, and cannot be read as rows")
-    heads = source.interleaved_heads, source.num_interleaved
     if source.is_multiplied:
         return _multiply(name, rows, source.factors)
+    num_heads, num_interleaved = source.interleaved_heads, source.num_interleaved
     if isinstance(rows, BlockRows):
-        return replace(rows, blocks=with_whole_heads(rows.blocks, *heads))
-    return with_whole_heads(rows, *heads)
+        return replace(rows, blocks=with_whole_heads(rows.blocks, num_heads, num_interleaved))
+    return with_whole_heads(rows, num_heads, num_interleaved)
 
 
 def _multiply(name: str, rows: Rows, factors: RowFactors) -> Tensor:
