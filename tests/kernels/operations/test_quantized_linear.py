@@ -2,11 +2,11 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from kernels.operations.quantize import quantize, quantize_reference, sum_magnitudes
 from torch import Tensor
 from torch.nn import functional
 
 from kernels.operations.block_linear import STEPS, block_linear, block_linear_reference, unpack
-from kernels.operations.quantize import quantize, quantize_reference, sum_magnitudes
 
 DTYPES = [torch.float32, torch.bfloat16]
 SIZES = [(64, 32), (100, 70), (33, 1), (1100, 33)]
@@ -122,8 +122,7 @@ def test_parts_of_the_inputs_add_up(backend: str, num_tokens: int) -> None:
     codes = [quantize(weight[:, part].contiguous(), 8, largest_O) for part in parts]
     assert torch.equal(torch.cat([unpack(one) for one in codes], dim=1), unpack(quantize(weight, 8)))
     products = [
-        block_linear(x[:, part].contiguous(), one, None, mean_T=mean_T)
-        for part, one in zip(parts, codes, strict=True)
+        block_linear(x[:, part].contiguous(), one, None, mean_T=mean_T) for part, one in zip(parts, codes, strict=True)
     ]
     assert distance(torch.stack(products).sum(0), block_linear(x, quantize(weight, 8), None)) < 1e-5
     assert backend == "torch" or torch.equal(sum_magnitudes(x[-1:]), sum_magnitudes(x)[-1:])

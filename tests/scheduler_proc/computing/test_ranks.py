@@ -102,7 +102,7 @@ def decoder_of(runner: Runner) -> Decoder:
 
 
 def embedding_of(decoder: Decoder) -> torch.Tensor:
-    return decoder.embedding.tokens_VE.look_up(torch.arange(decoder.model.vocab_part))
+    return decoder.embedding.block.tokens_VE.look_up(torch.arange(decoder.model.vocab_part))
 
 
 def cache_bytes(runner: Runner) -> int:

@@ -15,12 +15,12 @@ from messages.columns import pack_int32, unpack_int32
 from messages.errors import BootError
 from messages.ring.requests import SamplingParams
 from messages.ring.steps import Batch
-from scheduler_proc.computing import load_runner as loader
 from scheduler_proc.computing.backends.cuda import attention_plans, loading
 from scheduler_proc.computing.backends.cuda.captured_steps import CapturedStep, CapturedSteps, Report
 from scheduler_proc.computing.backends.cuda.forward_passes import MORE_GRAPH_BYTES, GpuForwardPasses
 from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors, allocate_cache
 from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.loading import cache_plan
 from scheduler_proc.computing.runner import Runner
 from tests.checkpoints import build_checkpoint, make_config
 from tests.kernels.gpu.triton_in_use import DEVICE, triton_in_use
@@ -431,7 +431,7 @@ def test_nothing_is_left_of_the_rehearsal(pair: Pair, monkeypatch: pytest.Monkey
         caches.append(weakref.ref(cache))
         return cache
 
-    monkeypatch.setattr(loader, "allocate_cache", allocate)
+    monkeypatch.setattr(cache_plan, "allocate_cache", allocate)
     load_late(pair.path, LateDevice())
     assert len(caches) == 2
 
