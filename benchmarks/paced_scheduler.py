@@ -30,6 +30,7 @@ class PacedRunner:
     draft_runner = None
     page_memory = None
     page_store = None
+    span_rows = None
     windows = states = None
 
     def __init__(self, step_s: float, vocab_size: int):

@@ -1,6 +1,9 @@
 """Tokens with their logprobs as clients see them: each with its text, bytes, offset and alternatives."""
 
+import math
 from collections.abc import Sequence
+
+from msgspec.structs import replace
 
 from detokenizer_proc.decoders import CountingDecoder, Decoder
 from detokenizer_proc.vocabulary import Spelling, Vocabulary
@@ -57,7 +60,10 @@ class PromptLogprobReader:
         self._opening = opening
 
     def make_reply(self, message: PromptLogprobs) -> PromptReply:
-        """Returns the prompt's tokens; the first has no logprob. Raises `ValueError` for another prompt's logprobs."""
+        """Returns the prompt's tokens; the first and those of spans have no logprob.
+
+        Raises `ValueError` for another prompt's logprobs.
+        """
         prompt_ids = unpack_int32(self._opening.prompt_ids)
         table = LogprobTable(message.logprobs)
         if prompt_ids[1:] != table.token_ids:
@@ -67,7 +73,9 @@ class PromptLogprobReader:
         tokens = [PositionLogprobs(_logprob(prompt_ids[0], self._vocabulary.spell_first(prompt_ids[0]), None), (), 0)]
         texts = [decoder.push(prompt_ids[0])]
         for index, token_id in enumerate(table.token_ids):
-            tokens.append(formatter.format(table, index))
+            entry = formatter.format(table, index)
+            has_none = math.isnan(table.logprobs[index])
+            tokens.append(replace(entry, token=replace(entry.token, logprob=None), top=()) if has_none else entry)
             texts.append(decoder.push(token_id))
         text = "".join(texts) + decoder.settle()
         return PromptReply(message.uid, message.attempt, text, tuple(tokens), self._opening.prompt_ids)

@@ -15,6 +15,7 @@ from scheduler_proc.deciding.drafting.draft_model import run_draft_steps
 from scheduler_proc.deciding.isolation import run_step
 from scheduler_proc.deciding.pages.page_journal import PageMemory
 from scheduler_proc.deciding.pages.page_observer import PageStore
+from scheduler_proc.deciding.placed_spans import SpanRows
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.step_times import StepTimes
 
@@ -43,9 +44,10 @@ class Runner(Protocol):
     same kind of references. `draft_runner` runs the draft model, on pages with the same numbers. `page_memory` is the
     memory of its pages, if it outlives the process. `page_store` keeps evicted pages, if there is one. `windows`: the
     window of the layers that have window pages, and the number of these, if any have. `states`: the number of state
-    slots, and of the pages between checkpoints of a long prompt, if layers have recurrent states. `degraded` reports
-    to operators what is missing or slower than it should be; empty if nothing is. `placement` reports the device and
-    formats of the model. `memory_gauges` returns the bytes that the model takes, by name.
+    slots, and of the pages between checkpoints of a long prompt, if layers have recurrent states. `span_rows` are the
+    rows of spans in prompts, if it can place them. `degraded` reports to operators what is missing or slower than it
+    should be; empty if nothing is. `placement` reports the device and formats of the model. `memory_gauges` returns the
+    bytes that the model takes, by name.
     """
 
     num_pages: int
@@ -69,6 +71,9 @@ class Runner(Protocol):
 
     @property
     def page_store(self) -> PageStore | None: ...
+
+    @property
+    def span_rows(self) -> SpanRows | None: ...
 
     def memory_gauges(self) -> dict[str, float]: ...
 

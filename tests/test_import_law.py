@@ -131,7 +131,8 @@ LAYERS = {
         "scheduler_proc/deciding/step_size.py",
         "scheduler_proc/deciding/in_flight.py",
         "scheduler_proc/deciding/stages.py scheduler_proc/deciding/isolation.py "
-        "scheduler_proc/deciding/adapter_slots.py scheduler_proc/deciding/drafting",
+        "scheduler_proc/deciding/adapter_slots.py scheduler_proc/deciding/placed_spans.py "
+        "scheduler_proc/deciding/drafting",
         "scheduler_proc/deciding/rows",
         "scheduler_proc/deciding/waiting_queue.py scheduler_proc/deciding/plan_notes.py scheduler_proc/deciding/pages",
         "scheduler_proc/deciding/requests.py",

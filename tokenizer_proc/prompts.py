@@ -63,6 +63,8 @@ class PromptReader:
                 asked, pooling=msgspec.structs.replace(asked.pooling, second_start=second_start)
             )
         self._check(ids, max_prompt_tokens, param)
+        if message.spans and len(message.prompt_ids) != ids.itemsize * len(ids):
+            raise bad_request("Only a prompt of token ids that is not truncated may have spans", param)
         max_tokens = min(asked.max_tokens, self._max_model_len - len(ids))
         params = msgspec.structs.replace(self._params_of(asked), max_tokens=max_tokens)
         first = UserMsg(
@@ -77,6 +79,7 @@ class PromptReader:
             num_chars_sent=message.num_chars_sent,
             engine=message.engine,
             group=message.group,
+            spans=message.spans,
         )
         yield first
         for sibling in message.siblings:

@@ -40,7 +40,7 @@ class SimulatedRunner:
     placement: dict[str, str] = {}  # noqa: RUF012 (never written)
     memory_gauges = dict[str, float]
     draft_runner = None
-    page_memory = page_store = windows = states = None
+    page_memory = page_store = windows = states = span_rows = None
 
     def __init__(
         self,

@@ -59,7 +59,10 @@ class OpenStream(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """scheduler → detokenizer: logprobs of all prompt tokens except the first. Sent before the first output token."""
+    """scheduler → detokenizer: logprobs of all prompt tokens except the first. Sent before the first output token.
+
+    A logprob is NaN, and its alternatives mean nothing, if the position belongs to a span.
+    """
 
     uid: int
     attempt: int
@@ -131,7 +134,7 @@ class DetokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A token as clients see it: its own text, its bytes (possibly part of a character) and its logprob.
 
-    `logprob` is `None` for the first token of a prompt.
+    `logprob` is `None` for the first token of a prompt and for the positions of its spans.
     """
 
     token_id: int

@@ -13,6 +13,7 @@ from messages.ring.adapters import Adapter
 from messages.ring.cache import CacheQuestion
 from messages.ring.infill import Infill
 from messages.ring.pooling import Pooling
+from messages.ring.spans import PromptSpan
 
 AbortReason = Literal["abort", "timeout"]
 TruncationSide = Literal["left", "right"]
@@ -268,6 +269,8 @@ class TokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """With `prompt_text` only."""
     group: int = 0
     """The uid of the first request of its HTTP request: those of one HTTP request take turns with others (0: alone)."""
+    spans: tuple[PromptSpan, ...] = ()
+    """With `prompt_ids` only."""
 
     def alone(self, sibling: Sibling) -> "TokenizeMsg":
         """Returns the message of the request `sibling`."""
@@ -294,6 +297,7 @@ class UserMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     num_chars_sent: int = 0
     engine: int = 1
     group: int = 0
+    spans: tuple[PromptSpan, ...] = ()
 
 
 class AbortMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -222,6 +222,8 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The slot with the row's LoRA adapter, -1 for none."""
     pooled: PooledRows | None = None
     """`None` if no row is pooled."""
+    placed_rows: Annotated[bytes, Column(INT32, TOKEN, fill=-1, dummy=-1, is_optional=True)] = b""
+    """Which row of the buffer of placed rows replaces the token's embedding, -1 for none."""
 
     @property
     def num_rows(self) -> int:

@@ -98,6 +98,8 @@ class Runner:
         self.states = parts.states
         self.adapters = decoder.adapters
         """What the model has for LoRA adapters; `None`: its rows have none."""
+        self.span_rows = decoder.span_rows
+        """Takes the rows of spans in prompts; `None`: prompts have none."""
         self.forward_passes = forward_passes
         self._publish = parts.publish
         self._limits = limits

@@ -105,6 +105,7 @@ class PendingReq:
         self.attempt = message.attempt
         self.token_ids: array[int] = unpack_int32(message.input_ids + message.output_ids)
         self.num_prompt_tokens = len(message.input_ids) // self.token_ids.itemsize
+        self.spans = message.spans
         self.sampling_params = params
         self.salt = salt_of(params.cache_salt)
         self.max_len = min(self.num_prompt_tokens + params.max_tokens, limits.max_model_len)
@@ -114,7 +115,7 @@ class PendingReq:
             params, limits.eos_token_ids, limits.vocab_size
         )
         self.grammar: FollowedGrammar | None = None
-        self.prompt_task = find_task(params, self.token_ids, self.num_prompt_tokens)
+        self.prompt_task = find_task(message)
         self.group: Group = (message.group or message.uid, params.priority)
         self.priority_key: PriorityKey = (0, 0)
         self.was_in_line = False

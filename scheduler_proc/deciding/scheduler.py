@@ -318,6 +318,8 @@ class Scheduler:
         self._replies.append(open_stream(message))
         try:
             check_possible(message, self._limits)
+            for resource in self._resources:
+                resource.refuse(message)
             if message.sampling_params.grammar is not None and self._grammars is None:
                 raise bad_request("grammars are not supported here")
         except RequestError as error:

@@ -3,15 +3,18 @@
 import logging
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from detokenizer_proc.detokenizer import Detokenizer
 from detokenizer_proc.vocabulary import vocabulary_of
+from frontend.api.answers.logprob_fields import prompt_logprobs
 from messages.columns import pack_int32, unpack_int32
 from messages.ring.replies import CacheFlushed, DetokenizeMsg, OpenStream, PromptReply, StepReplies, TokenLogprob
 from messages.ring.requests import StopSeen
+from scheduler_proc.deciding.sampling.logprob_columns import without_logprobs
 from tests.detokenizer_proc.logprob_runs import (
     columns,
     prompt_logprobs_of,
@@ -152,6 +155,20 @@ def test_a_prompt_is_told_once_its_logprobs_are_there(detokenizer: Detokenizer) 
     assert [token.text_offset for token in reply.tokens] == [0, 1, 2]
     assert [len(token.top) for token in reply.tokens] == [0, 1, 1]
     assert detokenizer.handle(prompt_logprobs_of(ids_of("hey"))) == ([], []), "once"
+
+
+def test_positions_of_a_span_have_no_logprob_and_no_alternatives(detokenizer: Detokenizer) -> None:
+    ids = ids_of("hello")
+    detokenizer.handle(OpenStream(7, 0, prompt_ids=pack_int32(ids), num_prompt_logprobs=1))
+    message = prompt_logprobs_of(ids)
+    hidden = msgspec.structs.replace(message, logprobs=without_logprobs(message.logprobs, [range(1, 3)]))
+    (reply,), _ = detokenizer.handle(hidden)
+    assert isinstance(reply, PromptReply)
+    assert reply.text == "hello"
+    assert [token.token.logprob for token in reply.tokens] == [None, -0.25, None, None, -1.0]
+    assert [len(token.top) for token in reply.tokens] == [0, 1, 0, 0, 1]
+    assert [token.text_offset for token in reply.tokens] == [0, 1, 2, 3, 4]
+    assert [entry is None for entry in prompt_logprobs(reply)] == [True, False, True, True, False]
 
 
 def test_a_prompt_of_one_token(detokenizer: Detokenizer) -> None:

@@ -19,12 +19,14 @@ from scheduler_proc.deciding.adapter_slots import AdapterSlots
 from scheduler_proc.deciding.drafting.draft_model import run_draft_steps
 from scheduler_proc.deciding.drafting.drafts import Drafter
 from scheduler_proc.deciding.pages.open_cache import open_cache
+from scheduler_proc.deciding.placed_spans import PlacedSpans
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.deciding.step_plan import Budget
 from tests.scheduler_proc.simulated_drafter import plan_all_drafts
 from tests.scheduler_proc.simulated_grammar import SimulatedGrammars
 from tests.scheduler_proc.simulated_runner import Logprob, SimulatedPages, SimulatedRunner, unpack_logprobs
+from tests.scheduler_proc.simulated_spans import SimulatedSpanRows
 from tests.scheduler_proc.simulated_store import SimulatedStore
 
 VOCAB_SIZE = 50
@@ -150,10 +152,12 @@ class Bench:
         states: tuple[int, int] | None = None,
         adapters: AdapterSlots | None = None,
     ):
-        self.limits = Limits(max_model_len, VOCAB_SIZE, (eos_token_id,), has_adapters=adapters is not None)
+        self.limits = Limits(max_model_len, VOCAB_SIZE, (eos_token_id,), adapters is not None)
         self.cache = open_cache(num_pages, page_size, is_sharing, pages, store, windows, states)
         if adapters is not None:
             self.cache.add_observer(adapters)
+        self.span_rows = SimulatedSpanRows()
+        self.cache.add_observer(PlacedSpans(self.span_rows, page_size))
         self.grammars = SimulatedGrammars(self.limits)
         self.budget = Budget(max_num_seqs, max_num_batched_tokens, *yielding)
         planner = None if drafter is None else plan_all_drafts(self.cache, drafter)
@@ -167,7 +171,7 @@ class Bench:
         )
         self.adapters = adapters
         self.runner = SimulatedRunner(num_pages, page_size, VOCAB_SIZE)
-        self.runner.windows, self.runner.states = windows, states
+        self.runner.windows, self.runner.states, self.runner.span_rows = windows, states, self.span_rows
         self.draft_runner: SimulatedRunner | None = None
         if pages is not None:
             self.runner.slots, self.runner.window_slots = pages.slots, pages.window_slots

@@ -56,6 +56,7 @@ class OverlappedRunner:
     draft_runner = None
     page_memory = None
     page_store = None
+    span_rows = None
     windows = None
     states: tuple[int, int] | None = None
 

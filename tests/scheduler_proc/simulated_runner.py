@@ -16,11 +16,13 @@ from typing import NamedTuple
 from messages.columns import pack_float32, pack_int32, unpack_int32, unpack_int64
 from messages.ring.axes import columns_of
 from messages.ring.requests import SamplingParams
+from messages.ring.spans import PromptSpan, without_spans
 from messages.ring.steps import SAMPLED, Batch, ForwardOutput, LogprobColumns
 from tests.scheduler_proc.simulated_adapters import adapted
 from tests.scheduler_proc.simulated_edits import NOTHING, Edits, expected_edits, read_edits
 from tests.scheduler_proc.simulated_grammar import allowed_next
 from tests.scheduler_proc.simulated_pooling import pool
+from tests.scheduler_proc.simulated_spans import SimulatedSpanRows, embedded_ids
 
 START = 0x5EED
 NO_PARAMS = SamplingParams(max_tokens=1)
@@ -125,6 +127,7 @@ class SimulatedRunner:
     draft_runner = None
     page_memory = None
     page_store = None
+    span_rows: SimulatedSpanRows | None = None
     windows: tuple[int, int] | None = None
     states: tuple[int, int] | None = None
 
@@ -165,6 +168,7 @@ class SimulatedRunner:
         if self.poison.intersection(token_ids):
             self.spoil(batch)
             raise ArithmeticError("a poisoned token")
+        self._embed(batch, token_ids)
         slots, tables = unpack_int64(batch.slots), unpack_int32(batch.page_tables)
         assert len(set(slots)) == len(slots), "two tokens are written to one slot"
         width, start, row_tables = batch.num_pages_per_row, 0, []
@@ -194,6 +198,13 @@ class SimulatedRunner:
         next_tokens = pack_int32(one.token_id for one, _ in told)
         pooled = pool(batch, lambda index: self._held(slots[index]))
         return ForwardOutput(batch.step_id, next_tokens, logprobs, self._logprob(batch, slots), counts, pooled)
+
+    def _embed(self, batch: Batch, token_ids: "array[int]") -> None:
+        """Puts the rows of spans in place of the ids of their tokens."""
+        assert len(batch.placed_rows) in (0, len(batch.token_ids))
+        if batch.placed_rows:
+            assert self.span_rows is not None
+            self.span_rows.overwrite(token_ids, batch.placed_rows)
 
     def _key(self, adapter_slot: int) -> int:
         """Returns what the adapter in the slot adds to tokens, 0 without one."""
@@ -242,6 +253,7 @@ class SimulatedRunner:
         assert len(set(stored)) == len(stored), "two states are stored in one slot"
         assert all(slot < num_slots for slot in stored)
         token_ids, kv_slots = unpack_int32(batch.token_ids), unpack_int64(batch.slots)
+        self._embed(batch, token_ids)
         context_lens, rows = unpack_int32(batch.context_lens), unpack_int32(batch.query_lens)
         states = [self.state_slots.get(source) for source in sources]
         adapter_slots = unpack_int32(batch.adapter_slots) or [-1] * batch.num_rows
@@ -388,9 +400,11 @@ def expected_output(
     vocab_size: int,
     max_model_len: int,
     eos_token_ids: Sequence[int] = (),
+    spans: Sequence[PromptSpan] = (),
 ) -> list[int]:
     """Returns the tokens that an undisturbed request gets, its end token included; fewer where all are banned."""
-    values = values_of(prompt, params)
+    values = values_of(embedded_ids(prompt, spans), params)
+    text = list(without_spans(array("i", prompt), spans))
     value = values[-1] if values else START
     temperature = 0.0 if params.is_greedy else params.temperature
     optional = params.top_n_sigma, params.typical_p, params.xtc_probability, params.xtc_threshold
@@ -398,17 +412,15 @@ def expected_output(
     columns = (floats[0], floats[1], params.top_k, floats[2], params.seed, *floats[3:])
     output: list[int] = []
     ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
-    tokens = list(prompt)
     while len(output) < params.max_tokens and len(values) < max_model_len:
         of_grammar = allowed_next(params, output, eos_token_ids, vocab_size)
         if of_grammar is not None and not of_grammar:
             break
-        edits = expected_edits(params, tokens, len(prompt), eos_token_ids, of_grammar)
+        edits = expected_edits(params, text + output, len(text), eos_token_ids, of_grammar)
         token_id = choose(values, columns, len(values), vocab_size, edits)
         if token_id < 0:
             break
         output.append(token_id)
-        tokens.append(token_id)
         if token_id in ends:
             break
         value = next_value(value, adapted(params, token_id), len(values))
@@ -417,10 +429,15 @@ def expected_output(
 
 
 def expected_logprobs(
-    token_ids: Sequence[int], start: int, num_top: int, vocab_size: int, params: SamplingParams = NO_PARAMS
+    token_ids: Sequence[int],
+    start: int,
+    num_top: int,
+    vocab_size: int,
+    params: SamplingParams = NO_PARAMS,
+    spans: Sequence[PromptSpan] = (),
 ) -> list[Logprob]:
     """Returns what is known of each token from position `start` on, which is at least 1."""
-    values = zip(values_of(token_ids, params), token_ids[1:], strict=False)
+    values = zip(values_of(embedded_ids(token_ids, spans), params), token_ids[1:], strict=False)
     return [
         (following, *logprob_with_top(value, following, num_top, vocab_size))
         for value, following in list(values)[start - 1 :]

@@ -1,5 +1,6 @@
 """Random requests of every kind, aborted, stopped, resubmitted; and whether each got what it must."""
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,10 +11,12 @@ import msgspec
 from messages.columns import pack_float32, pack_int32
 from messages.ring.adapters import Adapter
 from messages.ring.requests import AbortMsg, Dry, FlushCache, SamplingParams, StopSeen, UserMsg
+from messages.ring.spans import PromptSpan
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_grammar import allowed_next, grammar_of
 from tests.scheduler_proc.simulated_pooling import POOLINGS, expected_vectors
 from tests.scheduler_proc.simulated_runner import expected_logprobs, expected_output, values_of
+from tests.scheduler_proc.simulated_spans import embedded_ids, span_of
 
 MAX_MODEL_LEN = 64
 
@@ -24,6 +27,7 @@ class Ask:
 
     prompt: list[int]
     params: SamplingParams
+    spans: tuple[PromptSpan, ...] = ()
     attempt: int = 0
     known: list[int] = field(default_factory=list)
     """What the client had when the newest attempt began."""
@@ -43,7 +47,13 @@ class Soak:
     """Sends random requests to a bench, and disturbs some; knows what must come of each."""
 
     def __init__(
-        self, seed: int, num_requests: int, bench: Bench, rich_share: float = 0.5, adapters: Sequence[Adapter] = ()
+        self,
+        seed: int,
+        num_requests: int,
+        bench: Bench,
+        rich_share: float = 0.5,
+        adapters: Sequence[Adapter] = (),
+        span_share: float = 0.0,
     ):
         self.chance = random.Random(seed)
         self.bench = bench
@@ -51,6 +61,8 @@ class Soak:
         self.rich_share = rich_share
         """How many of the requests want logprobs or change logits."""
         self.adapters = adapters
+        self.span_share = span_share
+        """How many of the prompts have spans."""
         self._unfinished: list[int] = []
         self.num_requests = num_requests
         self._faulty = bench.runner.poison | bench.runner.nan
@@ -79,13 +91,25 @@ class Soak:
             "priority": chance.choice((0, 0, 0, -5, 3, 1_000)),
         }
         rich = self.new_params() if chance.random() < self.rich_share else {}
-        message = msgspec.structs.replace(user_msg(uid, prompt, **params | rich), group=group_of(uid))
-        expected = expected_output(prompt, message.sampling_params, VOCAB_SIZE, MAX_MODEL_LEN, (EOS,))
+        spans = self.new_spans(length)
+        message = msgspec.structs.replace(user_msg(uid, prompt, **params | rich), group=group_of(uid), spans=spans)
+        expected = expected_output(prompt, message.sampling_params, VOCAB_SIZE, MAX_MODEL_LEN, (EOS,), spans)
         self._unfinished.append(uid)
         num_good = next((i + 1 for i, token_id in enumerate(expected[:-1]) if token_id in self._faulty), len(expected))
         fails = num_good < len(expected)
-        self.asks[uid] = Ask(prompt, message.sampling_params, expected=expected[:num_good], fails=fails)
+        self.asks[uid] = Ask(prompt, message.sampling_params, spans, expected=expected[:num_good], fails=fails)
         return message
+
+    def new_spans(self, length: int) -> tuple[PromptSpan, ...]:
+        """Returns spans for a prompt of this length: few different ones, at few places, so that many are equal."""
+        chance, spans, start = self.chance, list[PromptSpan](), 0
+        if not self.span_share or chance.random() >= self.span_share:
+            return ()
+        while (start := start + chance.choice((0, 1, 3, 8))) < length and len(spans) < 3:
+            spans.append(span_of(start, min(length - start, chance.choice((1, 2, 5, 9))), chance.randrange(2)))
+            self.bench.span_rows.place(spans[-1])
+            start = spans[-1].end
+        return tuple(spans)
 
     def new_params(self) -> dict[str, Any]:
         """Returns logprobs and changes to the logits, few of each, never so many bans that nothing is left."""
@@ -149,7 +173,11 @@ class Soak:
         message = user_msg(uid, ask.prompt, attempt=ask.attempt, output_ids=ask.known)
         self.bench.send(
             msgspec.structs.replace(
-                message, sampling_params=ask.params, num_chars_sent=len(ask.known), group=group_of(uid)
+                message,
+                sampling_params=ask.params,
+                num_chars_sent=len(ask.known),
+                group=group_of(uid),
+                spans=ask.spans,
             )
         )
 
@@ -195,11 +223,16 @@ class Soak:
         key, inbox = (uid, ask.attempt), self.bench.inbox
         num_top, num_prompt_top = ask.params.num_logprobs, ask.params.num_prompt_logprobs
         tokens, start = ask.prompt + got, len(ask.prompt) + len(ask.known)
-        expected = [] if num_top is None else expected_logprobs(tokens, start, num_top, VOCAB_SIZE, ask.params)
+        expected = []
+        if num_top is not None:
+            expected = expected_logprobs(tokens, start, num_top, VOCAB_SIZE, ask.params, ask.spans)
         assert inbox.logprobs[key] == expected, "a logprob is wrong, lost or doubled"
         if key in inbox.prompt_logprobs and num_prompt_top is not None:
-            expected = expected_logprobs(ask.prompt, 1, num_prompt_top, VOCAB_SIZE, ask.params)
-            assert inbox.prompt_logprobs[key] == expected
+            expected = expected_logprobs(ask.prompt, 1, num_prompt_top, VOCAB_SIZE, ask.params, ask.spans)
+            hidden = {position - 1 for span in ask.spans for position in range(span.start, span.end)} - {-1}
+            known = [entry for index, entry in enumerate(inbox.prompt_logprobs[key]) if index not in hidden]
+            assert known == [entry for index, entry in enumerate(expected) if index not in hidden]
+            assert all(math.isnan(inbox.prompt_logprobs[key][index][1]) for index in hidden)
             assert ask.known or not inbox.finished[key].usage.cached_tokens
         assert num_prompt_top is None or key in inbox.prompt_logprobs or len(got) == len(ask.known)
 
@@ -210,7 +243,8 @@ class Soak:
             assert found is None
             assert pooling is None or ask.is_cut, "vectors are lost"
             return
-        assert found == expected_vectors(values_of(ask.prompt, ask.params), pooling), "a vector is wrong"
+        values = values_of(embedded_ids(ask.prompt, ask.spans), ask.params)
+        assert found == expected_vectors(values, pooling), "a vector is wrong"
 
     def completes_grammar(self, ask: Ask, got: list[int]) -> bool:
         if ask.params.grammar is None or self.ends_by_token(ask):

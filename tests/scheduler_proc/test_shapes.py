@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler_proc.deciding.pages.page_keys import MIN_PAGE_TOKENS
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench
 from tests.scheduler_proc.overlapped import OverlappedBench
 from tests.scheduler_proc.planned_ahead import AheadBench
@@ -70,7 +71,8 @@ def test_every_token_is_right(seed, sizes, num_spare, bench_type, needs, drafts,
         bench.runner.poison = {41}
         bench.device.fails = lambda where: chance.random() < 0.05
     own = [make_adapter(number) for number in range(chance.choice((1, 3, 9)))] if "adapters" in needs else []
-    soak = Soak(seed, 12, bench, rich_share, adapters=own)
+    span_share = chance.choice((0.0, 0.5)) if sizes["page_size"] >= MIN_PAGE_TOKENS else 0.0
+    soak = Soak(seed, 12, bench, rich_share, own, span_share)
     soak.run()
     soak.check()
     if "windows" in needs:

@@ -30,7 +30,7 @@ SPINE = [
 
 FEATURES = re.compile(
     r"window|state_(slots?|sources?|rows)|has_states|cache\.states|hidden_slots|kept_hidden|adapter|lora|token_type"
-    r"|state_?plan|stateslots|checkpoint|tiers",
+    r"|state_?plan|stateslots|checkpoint|tiers|placed_rows|span",
     re.IGNORECASE,
 )
 
@@ -49,7 +49,7 @@ def test_the_spine_names_no_feature(name: str) -> None:
     assert not [f"{name}:{line} names {text}" for line, text in found if FEATURES.search(text)]
 
 
-@pytest.mark.parametrize("name", ["windows", "states", "kept_hidden", "adapters", "token_types"])
+@pytest.mark.parametrize("name", ["windows", "states", "kept_hidden", "adapters", "token_types", "placed_rows"])
 def test_what_it_looks_for_is_found_where_a_feature_is_declared(name: str) -> None:
     found = identifiers_of(ROOT / f"scheduler_proc/computing/step/features/{name}.py")
     assert [text for _, text in found if FEATURES.search(text)]

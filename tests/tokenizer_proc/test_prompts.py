@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from messages.columns import pack_int32, unpack_int32
 from messages.errors import RequestError
 from messages.ring.requests import ChatPrompt, SamplingParams, Sibling, Stamps, TokenizeMsg, Truncation, UserMsg
+from messages.ring.spans import PromptSpan
 from runtime.chat_files import PLAIN_TEMPLATE
 from tests.tokenizer_proc.parts import chat, encoding_of, templates_of, user
 from tokenizer_proc.encoding import MAX_ENCODED_CHARS
@@ -89,6 +90,25 @@ def test_a_continuation_passes_through() -> None:
     message = reader_of().read_one(prompt("abc", max_tokens=100, output_ids=pack_int32([1, 2, 3, 4]), num_chars_sent=9))
     assert (message.output_ids, message.num_chars_sent) == (pack_int32([1, 2, 3, 4]), 9)
     assert message.sampling_params.max_tokens == MAX_MODEL_LEN - 3, "counted from the prompt, over all attempts"
+
+
+def test_spans_pass_through_to_all_choices() -> None:
+    spans = (PromptSpan(0, 2, bytes(16)), PromptSpan(3, 1, bytes(16)))
+    messages = reader_of().read_all(prompt([5] * 4, spans=spans, siblings=(Sibling(8, 1),)))
+    assert [message.spans for message in messages] == [spans, spans]
+    cut = Truncation(4)
+    assert reader_of().read_one(prompt([5] * 4, spans=spans, truncation=cut)).spans == spans
+
+
+def test_spans_are_refused_in_a_text_and_in_a_cut_prompt() -> None:
+    spans = (PromptSpan(1, 3, bytes(16)),)
+    for message, says in (
+        (prompt("abcd", spans=spans), "Only a prompt of token ids"),
+        (prompt([5] * 5, spans=spans, truncation=Truncation(4)), "that is not truncated"),
+    ):
+        with pytest.raises(RequestError, match=says) as raised:
+            reader_of().read_one(message)
+        assert raised.value.info.status == 400
 
 
 @pytest.mark.parametrize(("num_tokens", "max_tokens", "lowered"), [(15, 5, 1), (11, 5, 5), (12, 5, 4), (3, 2, 2)])

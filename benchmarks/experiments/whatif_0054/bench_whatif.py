@@ -56,6 +56,7 @@ class LimitedRunner:
     draft_runner = None
     page_memory = None
     page_store = None
+    span_rows = None
     windows = states = None
 
     def __init__(self, runner: Runner, setting: Setting):

@@ -18,6 +18,7 @@ from scheduler_proc.computing.model.blocks.norm import Norm
 from scheduler_proc.computing.model.blocks.pooler import DenseLayer, Pooler
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.description import ModelDescription
+from scheduler_proc.computing.model.span_rows import SpanRows
 from scheduler_proc.computing.model.stages import (
     FINAL_NORM,
     NO_STATES,
@@ -43,6 +44,11 @@ class Decoder(Protocol):
     """`None`: pooled hidden states are the model's vectors, and it has no classification head."""
     adapters: Adapters | None
     """`None`: rows have no adapters."""
+
+    @property
+    def span_rows(self) -> SpanRows | None:
+        """`None`: prompts have no spans, as the model adds positions to its embeddings, or several ranks compute it."""
+        ...
 
     @property
     def activation_dtype(self) -> torch.dtype: ...
@@ -100,6 +106,7 @@ class DescribedDecoder:
         norm = Norm(FINAL_NORM, model.final_norm, weights)
         self.activation_dtype, device = norm.weight_E.dtype, norm.weight_E.device
         self.embedding = EmbeddingStage(model, weights, parallel, self.activation_dtype, adapters)
+        self.span_rows = self.embedding.span_rows
         self.layers = LayerStage(model, range(len(model.layers)), weights, max_model_len, parallel)
         self.layer_kinds = self.layers.kinds
         self.pooler = Pooler(model.classifier, weights, dense, device) if model.classifier or dense else None

@@ -55,6 +55,7 @@ class MtpDecoder:
         self.adapters: Adapters | None = None
         self.activation_dtype = main.activation_dtype
         self._embedding = main.embedding.block
+        self.span_rows = None
         self._inputs = MtpInputs(main.model, own)
         self._layers = LayerStage(self.model, range(1), own, max_model_len, main.parallel)
         self.layer_kinds = self._layers.kinds

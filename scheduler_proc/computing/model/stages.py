@@ -26,9 +26,11 @@ from scheduler_proc.computing.model.description import LayerDescription, ModelDe
 from scheduler_proc.computing.model.parameters import Parameter
 from scheduler_proc.computing.model.position_biases import POSITION_BIAS, bias_parameters, spread_buckets
 from scheduler_proc.computing.model.rope_tables import make_rope_tables
+from scheduler_proc.computing.model.span_rows import SpanRows
 from scheduler_proc.computing.model.workspace import Activations
 from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.step.features.adapters import ADAPTERS
+from scheduler_proc.computing.step.features.placed_rows import PLACED_ROWS
 from scheduler_proc.computing.step.inputs import StepInputs
 from scheduler_proc.computing.step.rows import StepRows
 
@@ -94,6 +96,9 @@ class EmbeddingStage:
         self.block = Embedding(model, weights, parallel, dtype)
         self._model, self._adapters = model, adapters
         self._layer_inputs = LayerInputs(model, weights) if model.layer_inputs_size else None
+        takes_spans = parallel.size == 1 and not model.num_positions
+        device = self.block.tokens_VE.stored.device
+        self.span_rows = SpanRows(model.hidden_size, dtype, device) if takes_spans else None
 
     def begin(self, step: StepInputs, room: Activations) -> Stream:
         residual_TE, lora = self.block(step, room.residual), None
@@ -101,6 +106,9 @@ class EmbeddingStage:
         if self._adapters is not None and slots_T is not None:
             self._adapters.tables.embed(step, slots_T, residual_TE)
             lora = self._adapters.slots.linears
+        placed_T = step.view(PLACED_ROWS)
+        if self.span_rows is not None and placed_T is not None:
+            self.span_rows.overwrite(residual_TE, placed_T)
         rows = StepRows(step, lora=lora)
         inputs = None if self._layer_inputs is None else self._layer_inputs(rows, residual_TE, room)
         return begin_stream(self._model, residual_TE, rows, room, inputs)

@@ -31,6 +31,7 @@ class TransformersDecoder:
         self.parallel = ALONE
         self.layer_kinds: list[LayerKind] = []
         self.adapters: Adapters | None = None
+        self.span_rows = None
         self.pooler: Pooler | None = None
         self._module = module
         self.num_weight_bytes = sum(parameter.nbytes for parameter in module.parameters())

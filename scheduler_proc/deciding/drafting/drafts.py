@@ -6,6 +6,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from messages.columns import INT32
+from messages.ring.spans import without_spans
 from scheduler_proc.deciding.drafting.continuations import Continuation
 from scheduler_proc.deciding.drafting.match_rates import CONTINUATION, KINDS, MIN_LENGTH, MatchRates
 from scheduler_proc.deciding.drafting.ngrams import NgramMatch
@@ -75,10 +76,11 @@ class NgramDrafter(PageObserver):
 
     def propose(self, req: Req, max_tokens: int) -> Draft:
         token_ids, search = req.token_ids, self._searches.get(req.uid)
+        text_ids = without_spans(token_ids, req.pending.spans)
         if search is None:
             search = self._searches[req.uid] = _Search(self._rates, self._cache)
         match, continuation = search.match, search.continuation
-        match.follow(token_ids)
+        match.follow(text_ids)
         num_drafts = min(max_tokens, self._max_drafts)
         if self._cache is not None and continuation is not None and len(token_ids) >= continuation.idle_until:
             others = continuation.find(token_ids, partial(self._cache.find_continuation, req))[:num_drafts]
@@ -86,7 +88,7 @@ class NgramDrafter(PageObserver):
             if others and not (match.place and match.rates.chance(KINDS[match.length]) >= chance):
                 return Draft(others, [chance] * len(others))
         if match.place:
-            return Draft(match.next_ids(token_ids, num_drafts), match.chances(num_drafts))
+            return Draft(match.next_ids(text_ids, num_drafts), match.chances(num_drafts))
         if match.rates.chance(KINDS[MIN_LENGTH]) < SPARSE_CHANCE:
             return Draft(NO_DRAFT.token_ids, (), len(token_ids) + SPARSE_TOKENS)
         return NO_DRAFT

@@ -20,6 +20,7 @@ from messages.columns import INT32
 from messages.ring.cache import CacheAnswer, CacheQuestion, ExplainCache, ListCache
 from scheduler_proc.deciding.pages.attached_pool import AttachedPool
 from scheduler_proc.deciding.pages.cache_questions import explain, find_end, list_nodes
+from scheduler_proc.deciding.pages.page_keys import cut_at_span
 from scheduler_proc.deciding.pages.page_observer import PageObserver
 from scheduler_proc.deciding.pages.pages import PagePool
 from scheduler_proc.deciding.pages.radix import Node, RadixTree
@@ -130,7 +131,7 @@ class BlockAllocator:
         end = req.pending.num_reusable_tokens // size
         if end <= start:
             return
-        key = req.token_ids[start * size : end * size].tobytes()
+        key = req.page_key(start * size, end * size, size)
         if self._attached:
             key = key[: self._count_reusable(req, key) * 4 * size]
             if not key:
@@ -153,13 +154,13 @@ class BlockAllocator:
     def count_unusable(self, req: Req) -> int:
         """Returns how many of the next pages of `req` are cached, though it cannot continue after them."""
         start, end = req.num_shared_pages, req.pending.num_reusable_tokens // self.page_size
-        key = req.token_ids[start * self.page_size : end * self.page_size].tobytes()
+        key = req.page_key(start * self.page_size, end * self.page_size, self.page_size)
         return sum(num_same for _, num_same in self._tree.match(req.node, req.pending.salt, key))
 
     def reopen(self, req: Req, num_pages: int = 0) -> None:
         """Lets a request in PREFILL begin again with its first `num_pages`, which are cached, and nothing else."""
         self._give_back(req.pages[req.num_shared_pages :])
-        key = req.token_ids[: num_pages * self.page_size].tobytes()
+        key = req.page_key(0, num_pages * self.page_size, self.page_size)
         node, req.pages = self._tree.find(self._tree.root, req.pending.salt, key)
         self._extend_shared(req, node, len(req.pages))
         req.num_computed_tokens = 0
@@ -172,19 +173,19 @@ class BlockAllocator:
         return (id(req.node), req.pending.salt, page) if page else (id(req), b"", b"")
 
     def _next_page(self, req: Req) -> bytes:
-        """Returns the token bytes of the page after the shared ones; empty if it cannot be shared."""
+        """Returns the key of the page after the shared ones; empty if it cannot be shared."""
         start, size = req.num_shared_pages * self.page_size, self.page_size
         if not self.is_sharing or start + size >= len(req.token_ids):
             return b""
-        return req.token_ids[start : start + size].tobytes()
+        return req.page_key(start, start + size, size)
 
     def find_continuation(self, req: Req, num_tokens: int) -> "array[int]":
         """Returns at most `num_tokens` ids (int32) that followed those of `req` in other requests; may be empty."""
         found: array[int] = array(INT32)
         if req.node.children:
-            tail = req.token_ids[req.num_shared_pages * self.page_size :].tobytes()
+            tail = req.page_key(req.num_shared_pages * self.page_size, len(req.token_ids), self.page_size)
             found.frombytes(self._tree.find_continuation(req.node, req.pending.salt, tail, 4 * num_tokens))
-        return found
+        return cut_at_span(found)
 
     def grow(self, req: Req, num_tokens: int) -> bool:
         """Gives `req` room for `num_tokens` in all, evicting if needed; returns False if there is too little room."""
@@ -224,7 +225,7 @@ class BlockAllocator:
         start, end = req.num_shared_pages, req.num_computed_tokens // self.page_size
         if end <= start:
             return
-        key = req.token_ids[start * self.page_size : end * self.page_size].tobytes()
+        key = req.page_key(start * self.page_size, end * self.page_size, self.page_size)
         own = req.pages[start:end]
         node, cached = self._tree.insert(req.node, req.pending.salt, key, own, req.uid)
         self.num_held -= len(own)

@@ -99,6 +99,8 @@ class _Place:
         best: tuple[int, Node | None, array[int]] = 0, None, wanted
         for node, page in islice(self._continuations(), MAX_CANDIDATES):
             tokens = unpack_int32(page)
+            if tokens[0] < 0:
+                continue  # the key of a page with tokens of a span
             num_same = next(place for place, token in enumerate(tokens) if token != wanted[place])
             if best[1] is None or num_same > best[0]:
                 best = num_same, node, tokens

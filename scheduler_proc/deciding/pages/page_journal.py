@@ -114,8 +114,8 @@ class PageJournal(PageObserver):
             start -= 1
         for index in range(start, num_pages):
             before = req.pages[index - 1] if index else None
-            tokens = req.token_ids[index * size : (index + 1) * size].tobytes()
-            self.seal(req.pages[index], before, tokens, req.pending.salt, req.uid, clock)
+            key = req.page_key(index * size, (index + 1) * size, size)
+            self.seal(req.pages[index], before, key, req.pending.salt, req.uid, clock)
         if self.windows is not None:
             for page, window_page in self.windows.used_by(req, num_pages):
                 if self._window_notes[2 * window_page] != self._short_digest(page):

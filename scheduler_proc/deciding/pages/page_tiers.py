@@ -350,8 +350,9 @@ class PageTiers(Resource):
     def _digests_of(self, req: Req, start: int, end: int) -> Iterator[bytes]:
         """Yields the names of pages `start` to `end` of a request, whose earlier pages are in the tree."""
         before = self._digests[req.pages[start - 1]] if start else NOTHING_BEFORE
-        key = req.token_ids[start * self._page_size : end * self._page_size]
-        return _chain(before, req.pending.salt, key.tobytes(), 4 * self._page_size)
+        size = self._page_size
+        key = req.page_key(start * size, end * size, size)
+        return _chain(before, req.pending.salt, key, 4 * size)
 
 
 def _chain(before: bytes, salt: bytes, key: bytes, page_bytes: int) -> Iterator[bytes]:

@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from messages.ring.requests import UserMsg
 from messages.ring.timeline import WaitsFor
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.page_observer import PageObserver
@@ -35,6 +36,9 @@ class Resource(PageObserver):
     def is_loading(self) -> bool:
         """True if a request waits for something that arrives without a step."""
         return False
+
+    def refuse(self, message: UserMsg) -> None:
+        """Raises `RequestError` for a request whose needs it can never meet."""
 
     def prepare(self, pending: PendingReq) -> bool:
         """Prepares for a new request. Returns True if it cannot even end before something has arrived."""

@@ -4,6 +4,7 @@ from array import array
 from typing import NamedTuple, Protocol, TypeVar
 
 from messages.columns import INT32
+from scheduler_proc.deciding.pages.page_keys import page_key
 from scheduler_proc.deciding.pages.radix import Node
 from scheduler_proc.deciding.requests import PendingReq, State
 from scheduler_proc.deciding.sampling.output_counts import OutputCounts
@@ -35,6 +36,10 @@ class Req:
         twin = Req(self.pending, self.node)
         twin.token_ids, twin.pages = token_ids, self.pages
         return twin
+
+    def page_key(self, start: int, end: int, page_size: int) -> bytes:
+        """Returns the keys of its pages with the tokens `start`, the first of a page, to `end` (exclusive)."""
+        return page_key(self.token_ids, self.pending.spans, start, end, page_size)
 
     def outputs_in_prefill(self, start: int, end: int) -> OutputCounts:
         """Returns the outputs of a chunk of the prompt's tokens `start` to `end` (exclusive).

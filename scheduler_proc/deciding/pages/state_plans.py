@@ -83,7 +83,7 @@ class StatePlanner(Resource):
         """
         keys, size = self._keys.setdefault(req.uid, []), self._page_size
         for start in range(len(keys) * size, num_pages * size, size):
-            page = req.token_ids[start : start + size].tobytes()
+            page = req.page_key(start, start + size, size)
             keys.append(hash((keys[-1] if keys else req.pending.salt, page)))
         return keys[num_pages - 1]
 

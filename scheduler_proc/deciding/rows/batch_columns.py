@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from messages.columns import INT32, INT64, pack_int32
+from messages.ring.spans import without_spans
 from messages.ring.steps import Batch, LogitsProcessing
 from scheduler_proc.deciding.pages.running_request import Chunk, DraftRate, Req
 from scheduler_proc.deciding.requests import PendingReq
@@ -140,8 +141,9 @@ def _add_processors(
     """
     pending = req.pending
     if pending.logits_processors is not None:
-        num_output_tokens = num_tokens - pending.num_prompt_tokens
-        columns.add(index, pending.logits_processors, token_ids, pending.num_prompt_tokens, num_output_tokens)
+        num_output_tokens, text_ids = num_tokens - pending.num_prompt_tokens, without_spans(token_ids, pending.spans)
+        num_prompt_tokens = pending.num_prompt_tokens - len(token_ids) + len(text_ids)
+        columns.add(index, pending.logits_processors, text_ids, num_prompt_tokens, num_output_tokens)
     if pending.grammar is not None:
         bitmask = pending.grammar.bitmask(token_ids[len(pending.token_ids) :])
         if bitmask:

@@ -52,6 +52,8 @@ class LogitsProcessors:
         A bad word that begins in the prompt may be completed, as in vLLM.
         """
         banned = self.end_ids if num_output_tokens < self.min_tokens else b""
+        if not self.words or not num_output_tokens:
+            return banned
         for beginning, last in self.words.get(token_ids[-1], ()):
             if num_output_tokens >= len(beginning) and token_ids[-len(beginning) :] == beginning:
                 banned += last

@@ -2,7 +2,7 @@
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from messages.columns import FLOAT32, INT32, num_int32
 from messages.ring.axes import join_columns, slice_columns
@@ -43,3 +43,12 @@ def join_known(parts: Sequence[LogprobColumns | None]) -> LogprobColumns | None:
 def has_nan(columns: LogprobColumns) -> bool:
     """True if a logprob is NaN, which means that the logits of its row are not finite."""
     return math.isnan(sum(memoryview(columns.logprobs).cast(FLOAT32)))
+
+
+def without_logprobs(columns: LogprobColumns, ranges: Iterable[range]) -> LogprobColumns:
+    """Returns the same tokens; those in `ranges` have a logprob of NaN."""
+    logprobs = array(FLOAT32, columns.logprobs)
+    for span in ranges:
+        logprobs[span.start : span.stop] = array(FLOAT32, [math.nan]) * len(span)
+    alternatives = columns.num_top, columns.top_ids, columns.top_logprobs
+    return LogprobColumns(columns.token_ids, logprobs.tobytes(), *alternatives)

@@ -5,14 +5,13 @@ tokens: each chunk's step returns their sum so far, with which the next chunk's 
 """
 
 import math
-from array import array
 from collections.abc import Sequence
 from typing import Literal
 
 from messages.columns import num_int32, pack_int32, unpack_float32, unpack_int32
 from messages.ring.axes import join_columns
 from messages.ring.replies import PooledReply
-from messages.ring.requests import Pooling, SamplingParams
+from messages.ring.requests import Pooling, SamplingParams, UserMsg
 from messages.ring.steps import POOLED_KINDS, POOLING_WAYS, VECTOR, PooledColumns, PooledRows
 from scheduler_proc.deciding.tasks.prompt_task import TaskChunk, TaskKind
 
@@ -80,8 +79,9 @@ class PoolingTask:
         return PooledReply(uid, attempt, vectors.values, num_int32(vectors.sizes))
 
 
-def _find(params: SamplingParams, token_ids: "array[int]", num_prompt_tokens: int) -> PoolingTask | None:
-    return None if params.pooling is None else PoolingTask(params.pooling, num_prompt_tokens)
+def _find(message: UserMsg) -> PoolingTask | None:
+    pooling = message.sampling_params.pooling
+    return None if pooling is None else PoolingTask(pooling, num_int32(message.input_ids))
 
 
 def _pack(chunks: Sequence[TaskChunk[PoolingTask]]) -> PooledRows:

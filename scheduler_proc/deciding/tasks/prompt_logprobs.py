@@ -7,19 +7,21 @@ position. Such a request uses a cached prefix only as far as its logprobs are kn
 from array import array
 from collections.abc import Sequence
 
-from messages.columns import INT32, num_int32
+from messages.columns import INT32, num_int32, unpack_int32
 from messages.ring.replies import PromptLogprobs
-from messages.ring.requests import SamplingParams
+from messages.ring.requests import UserMsg
+from messages.ring.spans import PromptSpan
 from messages.ring.steps import WITH_LOGPROB, LogprobColumns, PromptLogprobTargets
-from scheduler_proc.deciding.sampling.logprob_columns import has_nan, join, join_known
+from scheduler_proc.deciding.sampling.logprob_columns import has_nan, join, join_known, without_logprobs
 from scheduler_proc.deciding.tasks.prompt_task import TaskChunk, TaskKind
 
 
 class PromptLogprobsTask:
-    """The known logprobs of one prompt's tokens, without the first token."""
+    """The known logprobs of one prompt's tokens, without the first token. Positions of spans have none."""
 
-    def __init__(self, prompt_ids: "array[int]", num_top: int):
+    def __init__(self, prompt_ids: "array[int]", num_top: int, spans: Sequence[PromptSpan] = ()):
         self._target_ids = prompt_ids[1:]
+        self._spans = spans
         self.num_top = num_top
         self._parts: list[LogprobColumns] = []
         self.num_known = 0
@@ -57,12 +59,13 @@ class PromptLogprobsTask:
 
     def pop_reply(self, uid: int, attempt: int) -> PromptLogprobs:
         parts, self._parts = self._parts, []
-        return PromptLogprobs(uid, attempt, join(parts, self.num_top))
+        targets = [range(max(0, span.start - 1), span.end - 1) for span in self._spans]
+        return PromptLogprobs(uid, attempt, without_logprobs(join(parts, self.num_top), targets))
 
 
-def _find(params: SamplingParams, token_ids: "array[int]", num_prompt_tokens: int) -> PromptLogprobsTask | None:
-    num_top = params.num_prompt_logprobs
-    return None if num_top is None else PromptLogprobsTask(token_ids[:num_prompt_tokens], num_top)
+def _find(message: UserMsg) -> PromptLogprobsTask | None:
+    num_top = message.sampling_params.num_prompt_logprobs
+    return None if num_top is None else PromptLogprobsTask(unpack_int32(message.input_ids), num_top, message.spans)
 
 
 def _pack(chunks: Sequence[TaskChunk[PromptLogprobsTask]]) -> PromptLogprobTargets:

@@ -3,13 +3,12 @@
 A new kind of task is one file with a `TaskKind`, listed in `kinds.py`, and its fields in `Batch` and `ForwardOutput`.
 """
 
-from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from messages.ring.axes import Axis
 from messages.ring.replies import ToDetokenizer
-from messages.ring.requests import SamplingParams
+from messages.ring.requests import UserMsg
 
 T = TypeVar("T")
 
@@ -57,8 +56,8 @@ class TaskKind(NamedTuple):
     """A kind of task. `field` is the name of its columns in `Batch` and of its result in `ForwardOutput`."""
 
     field: str
-    find: Callable[[SamplingParams, "array[int]", int], PromptTask | None]
-    """Returns the task of a request with these parameters, tokens and number of prompt tokens."""
+    find: Callable[[UserMsg], PromptTask | None]
+    """Returns the task of a request."""
     pack: Callable[[Sequence[TaskChunk[Any]]], Any]
     """Returns the field of `Batch` for the chunks of a step, at least one."""
     axis: Axis

@@ -8,6 +8,7 @@ from messages.columns import pack_int32
 from messages.errors import ErrorInfo
 from messages.ring.replies import PromptReply
 from messages.ring.requests import SamplingParams, Stamps, TokenizeMsg
+from messages.ring.spans import PromptSpan
 from tests.frontend.frontend_run import final, position_logprobs
 
 MESSAGE = TokenizeMsg(7, 0, "hi", b"", SamplingParams(8), Stamps())
@@ -107,6 +108,12 @@ def test_an_abandoned_generation_keeps_ids_but_no_text():
     assert not generation.has_step
     assert generation.output_ids.tolist() == [1, 2, 3]
     assert generation.num_chars == 3
+
+
+def test_the_next_attempt_has_the_spans_of_the_prompt():
+    generation = make()
+    generation.message = msgspec.structs.replace(MESSAGE, spans=(PromptSpan(0, 1, bytes(16)),))
+    assert generation.next_attempt().spans == generation.message.spans
 
 
 def test_the_next_attempt_goes_on_where_the_last_one_stopped():

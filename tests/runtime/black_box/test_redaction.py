@@ -9,6 +9,7 @@ from messages.frame_files import DECODERS, FrameReader
 from messages.frames import HEADER
 from messages.ring.replies import PooledReply, PromptReply, StepReplies
 from messages.ring.requests import ChatPrompt
+from messages.ring.spans import DIGEST_BYTES, PromptSpan
 from runtime.black_box.frame_writer import FrameWriter
 from runtime.black_box.redaction import redact, redact_file
 from tests.messages.samples import SECRET, TOKEN_ID, samples
@@ -33,6 +34,11 @@ def test_lengths_and_everything_that_is_no_content_stay():
 def test_the_vector_of_a_prompt_is_hidden():
     message = PooledReply(1, 0, pack_float32([0.5, -0.5, 0.1, 2.0]), 2)
     assert redact(message) == msgspec.structs.replace(message, values=bytes(16))
+
+
+def test_a_span_keeps_its_place_and_not_its_digest():
+    span = PromptSpan(3, 5, bytes(range(DIGEST_BYTES)))
+    assert redact(span) == msgspec.structs.replace(span, digest=b"x" * DIGEST_BYTES)
 
 
 def test_a_chat_stays_a_chat():

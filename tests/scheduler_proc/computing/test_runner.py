@@ -37,7 +37,7 @@ class Config:
 class Model:
     model = Config()
     parallel = ALONE
-    adapters = None
+    adapters = span_rows = None
 
 
 class NotingPasses:

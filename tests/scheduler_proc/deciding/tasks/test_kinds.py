@@ -1,12 +1,13 @@
 """The kinds of prompt tasks: each has its fields in the messages, and only `tasks/` knows it."""
 
 import re
-from array import array
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from messages.ring.requests import SamplingParams
+from messages.columns import pack_int32
+from messages.ring.requests import SamplingParams, Stamps, UserMsg
 from messages.ring.steps import Batch, ForwardOutput
 from scheduler_proc.deciding import tasks
 from scheduler_proc.deciding.tasks.kinds import KINDS, find_task
@@ -25,8 +26,9 @@ def test_a_kind_has_its_fields_in_batches_and_results_and_no_file_outside_names_
 
 
 def test_a_request_has_the_task_that_its_parameters_ask_for():
-    assert find_task(SamplingParams(1), array("i", [1, 2, 3, 4]), 3) is None
-    task = find_task(SamplingParams(1, num_prompt_logprobs=2), array("i", [1, 2, 3, 4]), 3)
+    message = UserMsg(1, 0, pack_int32([1, 2, 3]), SamplingParams(1), Stamps(), pack_int32([4]))
+    assert find_task(message) is None
+    task = find_task(replace(message, sampling_params=SamplingParams(1, num_prompt_logprobs=2)))
     assert task is not None
     assert task.kind is PROMPT_LOGPROBS
     assert task.count(0, 3) == 2
