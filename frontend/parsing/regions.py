@@ -89,7 +89,7 @@ class Region(NamedTuple):
 
 
 class Format(NamedTuple):
-    """The format of a model's answers. `anchor` ends the part of the prompt that precedes the answer.
+    """The format of a model's answers.
 
     `needs_special_tokens`: some marks are special tokens, so the text must show them.
     """
@@ -97,7 +97,6 @@ class Format(NamedTuple):
     regions: tuple[Region, ...]
     rest: Region | None
     """The text outside all other regions; if None, such text is dropped."""
-    anchor: Mark | None = None
     needs_special_tokens: bool = False
 
     @property
@@ -107,11 +106,6 @@ class Format(NamedTuple):
     @property
     def has_reasoning(self) -> bool:
         return any(region.kind == "reasoning" for region in self.regions)
-
-    @property
-    def may_begin_in_prompt(self) -> bool:
-        """True if the chat template may write a beginning of the answer that the parser needs."""
-        return self.has_reasoning or self.anchor is not None
 
 
 def read_template(template: Any) -> Format:
@@ -128,7 +122,6 @@ def read_template(template: Any) -> Format:
     return Format(
         regions=tuple(region for region in regions if region.opening is not None),
         rest=rests[0] if rests else None,
-        anchor=_read_mark(template, "start_anchor", "it"),
         needs_special_tokens=True,
     )
 

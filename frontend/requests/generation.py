@@ -137,7 +137,7 @@ class Generation:
         self._num_ids_before = len(self.output_ids)
         params = self.message.sampling_params
         if ends_at_once or self.prompt is not None:
-            params = msgspec.structs.replace(params, num_prompt_logprobs=None, echo=False, wants_prompt_end=False)
+            params = msgspec.structs.replace(params, num_prompt_logprobs=None, echo=False)
         if ends_at_once:
             params = msgspec.structs.replace(params, max_tokens=len(self.output_ids), pooling=None)
         return msgspec.structs.replace(

@@ -130,9 +130,9 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     the token. Logprobs are taken before any of these changes.
 
     `num_logprobs` is the number of alternatives per output token, `num_prompt_logprobs` per prompt token: 0 for the
-    token's own logprob, `None` for no logprobs. `echo` requests the prompt's text, `wants_prompt_end` the end of it,
-    where a chat template may have begun the answer. Lower `priority` values are scheduled first. Without `is_streamed`
-    the client gets the whole answer at the end, so tokens may be delivered some steps later.
+    token's own logprob, `None` for no logprobs. `echo` requests the prompt's text. Lower `priority` values are
+    scheduled first. Without `is_streamed` the client gets the whole answer at the end, so tokens may be delivered some
+    steps later.
     """
 
     max_tokens: int
@@ -161,7 +161,6 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     echo: bool = False
     priority: int = 0
     grammar: Grammar | None = None
-    wants_prompt_end: bool = False
     top_n_sigma: float = 0.0
     typical_p: float = 1.0
     xtc_probability: float = 0.0
@@ -294,6 +293,8 @@ class UserMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     num_chars_sent: int = 0
     engine: int = 1
     group: int = 0
+    begins_in_thought: bool = False
+    """The chat template has opened the model's reasoning."""
 
 
 class AbortMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):

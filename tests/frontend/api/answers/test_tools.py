@@ -32,22 +32,24 @@ def send(server: FrontendRun, **body: Any) -> tuple[Call, TokenizeMsg]:
     return call, server.take_request()
 
 
-def answer(server: FrontendRun, text: str, prompt_end: str = "", **body: Any) -> dict[str, Any]:
+def answer(server: FrontendRun, text: str, begins_in_thought: bool = False, **body: Any) -> dict[str, Any]:
     """Returns the choice of a request that gets `text` from the model."""
     call, message = send(server, **body)
     with call:
-        server.send(PromptReply(message.uid, 0, prompt_end))
+        server.send(PromptReply(message.uid, 0, "", begins_in_thought=begins_in_thought))
         server.send(step([(message, 1, text[:9])]))
         server.send(final(message, text[9:], (2,), finish_reason="stop"))
         (choice,) = call.json()["choices"]
     return choice
 
 
-def stream(server: FrontendRun, pieces: list[str], prompt_end: str = "", **body: Any) -> list[dict[str, Any]]:
+def stream(
+    server: FrontendRun, pieces: list[str], begins_in_thought: bool = False, **body: Any
+) -> list[dict[str, Any]]:
     """Returns the choices in the chunks of a stream, of which the last piece comes with the end."""
     call, message = send(server, stream=True, **body)
     with call:
-        server.send(PromptReply(message.uid, 0, prompt_end))
+        server.send(PromptReply(message.uid, 0, "", begins_in_thought=begins_in_thought))
         for number, piece in enumerate(pieces[:-1]):
             server.send(step([(message, number, piece)]))
         server.send(final(message, pieces[-1], (99,), finish_reason="stop"))
@@ -72,8 +74,7 @@ def test_the_template_gets_the_tools_and_the_text_keeps_its_marks(reader: Fronte
         assert message.chat is not None
         kwargs = {"tools": TOOLS, "reasoning_effort": "low", "enable_thinking": False}
         assert json.loads(message.chat.template_kwargs) == kwargs
-        params = message.sampling_params
-        assert (params.skip_special_tokens, params.wants_prompt_end) == (False, True)
+        assert message.sampling_params.skip_special_tokens is False
         reader.send(final(message))
         call.json()
 
@@ -141,7 +142,7 @@ def test_the_chunks_of_a_call(reader: FrontendRun):
 
 
 def test_reasoning_that_the_prompt_has_begun(reader: FrontendRun):
-    choices = stream(reader, ["Hm", ".\n</thi", "nk>\n\nYes", "!"], "<|im_start|>assistant\n<think>\n")
+    choices = stream(reader, ["Hm", ".\n</thi", "nk>\n\nYes", "!"], True)
     deltas = [choice["delta"] for choice in choices]
     assert deltas[1:] == [
         {"reasoning": "Hm", "reasoning_content": "Hm"},
@@ -154,9 +155,9 @@ def test_reasoning_that_the_prompt_has_begun(reader: FrontendRun):
 
 
 def test_reasoning_may_be_left_out(reader: FrontendRun):
-    message = answer(reader, "Hm.\n</think>\n\nYes!", "<think>\n", include_reasoning=False)["message"]
+    message = answer(reader, "Hm.\n</think>\n\nYes!", True, include_reasoning=False)["message"]
     assert message == {"role": "assistant", "content": "Yes!", "refusal": None}
-    assert answer(reader, "Hm. So", "<think>\n")["message"]["content"] is None
+    assert answer(reader, "Hm. So", True)["message"]["content"] is None
 
 
 def test_only_the_first_call_where_they_may_not_be_parallel(reader: FrontendRun):
