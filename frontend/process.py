@@ -49,7 +49,6 @@ class Frontend(Front):
         end = lambda: self._launcher.ask(DrainServer(), DRAIN_TIMEOUT_S)  # noqa: E731
         context = FrontendContext(link, self._service, self._streams, model_format, end)
         self._parts = make_parts(context)
-        self._service.on_part = self._continuations.replace
         metrics = make_metrics(
             self._service,
             self._continuations,

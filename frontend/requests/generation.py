@@ -53,22 +53,19 @@ class Generation:
         self.final: UserReply | None = None
         self.has_listener = True
         """False after the client has left: the text is then dropped, and only the final reply matters."""
-        self.is_aborted = False
-        """True after an abort; the abort is repeated if a process that died had it."""
-        self.abort_reason: AbortReason = "abort"
+        self.abort_reason: AbortReason | None = None
+        """Set by an abort, which is repeated if a process that died had it."""
         self.is_part = is_part
         """True if this is a part of a request; the client knows only the whole request."""
         self.is_sent = False
         """True once its message has been sent to the ring."""
-        self.is_remnant = False
-        """True for the entry of a request that has ended for its client but not in the ring."""
+        self.is_open = True
+        """False once it has ended in the ring; for its client it may have ended before, at its deadline."""
         self.last_token_ns = 0
         """When the latest token arrived here."""
         self.first_token_ns = 0
         """When the first token arrived here, in any attempt."""
         self.changed = changed or asyncio.Event()
-        self.deadline_s: float | None = None
-        """The deadline by `time.monotonic()`, at which the request ends with its output so far."""
         self.prompt: PromptReply | None = None
         """The data about the prompt, if requested; it arrives before the first token."""
         self.pooled: PooledReply | None = None
@@ -122,9 +119,9 @@ class Generation:
         return self.message.sampling_params.is_streamed
 
     @property
-    def is_unwanted(self) -> bool:
-        """True if only the end of the request matters."""
-        return self.is_aborted or not self.has_listener
+    def is_unread(self) -> bool:
+        """True if no client reads further output: only the end of the request in the ring matters."""
+        return self.final is not None or not self.has_listener
 
     def next_attempt(self, *, ends_at_once: bool = False) -> TokenizeMsg:
         """Begins the next attempt: returns the message that continues the request from its output so far.
@@ -132,7 +129,6 @@ class Generation:
         With `ends_at_once` it may generate no further tokens, so it ends in every process without a step. Data about
         the prompt that has arrived is not requested again.
         """
-        assert self.final is None, f"uid {self.uid} has ended already"
         self.attempt += 1
         self._num_ids_before = len(self.output_ids)
         params = self.message.sampling_params
@@ -213,19 +209,6 @@ class Generation:
         token_ids = self.output_ids[self.num_taken : end].tolist()
         self.num_taken = end
         return token_ids
-
-    def make_remnant(self) -> "Generation":
-        """Returns an entry without a listener that replaces this one until the ring ends the request."""
-        remnant = Generation(self.message, self.request_id)
-        remnant.timeline.engine = self.engine
-        remnant.attempt = self.attempt
-        remnant.output_ids = self.output_ids[:]
-        remnant.num_chars = self.num_chars
-        remnant._num_ids_before = self._num_ids_before
-        remnant.is_aborted, remnant.abort_reason = self.is_aborted, self.abort_reason
-        remnant.has_listener = False
-        remnant.is_remnant = remnant.is_sent = True
-        return remnant
 
     def abandon(self) -> None:
         """Drops the output: the client has left."""

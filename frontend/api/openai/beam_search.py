@@ -44,7 +44,7 @@ class PromptSearch:
         try:
             await self._search()
         except _EndedEarlyError:
-            reasons: list[AbortReason] = [choice.abort_reason for choice in self._choices if choice.is_aborted]
+            reasons: list[AbortReason] = [choice.abort_reason for choice in self._choices if choice.abort_reason]
             for choice in self._choices:
                 if choice.final is None:
                     self._service.abort(choice, *reasons[:1])
