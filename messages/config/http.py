@@ -96,6 +96,10 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(description="file of authorities (PEM) that clients' certificates must come from")
     ] = ""
 
+    @property
+    def max_body_bytes(self) -> int:
+        return int(self.max_body_mb * 2**20)
+
     def without_keys(self) -> "HttpConfig":
         """Returns the same with asterisks for each key, to be shown."""
         hidden = {name: ("***",) * len(getattr(self, name)) for name in KEY_FIELDS}

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from frontend.api.parameters.adapter_names import salt_for
 from frontend.api.parameters.sampling import Switch
 from frontend.errors import UnavailableError, not_found
-from frontend.http.body import BodyDecoder, read_body
+from frontend.http.body import BodyDecoder
 from frontend.http.endpoint import Endpoint
 from frontend.http.field_names import NameRules, UnknownFields
 from frontend.requests.generation import Generation
@@ -25,7 +25,6 @@ from messages.ring.requests import SamplingParams
 from runtime.adapter_files import AdapterError, read_digest
 from runtime.adapter_table import Table, change_table, read_table
 
-MAX_BODY_BYTES = 65536
 LOAD_TIMEOUT_S = 300.0
 
 OFF = (
@@ -59,7 +58,7 @@ class AdapterApi:
 
     async def load(self, request: Request) -> Response:
         """Raises `RequestError`: 400 for an adapter that is loaded, or that cannot be used, with the reason."""
-        body = self._load_decoder.decode(await read_body(request, MAX_BODY_BYTES))
+        body = (await self._load_decoder.receive(request)).fields
         self._check_new(body, self._read_table())
         try:
             digest = await asyncio.to_thread(read_digest, body.lora_path)
@@ -77,7 +76,7 @@ class AdapterApi:
 
     async def unload(self, request: Request) -> Response:
         """Removes the name at once: running requests continue. Raises `RequestError`: 400, or 404 for other names."""
-        body = self._unload_decoder.decode(await read_body(request, MAX_BODY_BYTES))
+        body = (await self._unload_decoder.receive(request)).fields
         self._read_table()
 
         def remove(table: Table) -> None:
