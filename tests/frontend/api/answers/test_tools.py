@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import msgspec
 import pytest
 
 from frontend.api.answers.tools import MAX_TOOLS, NamedChoice, check_tools, choose_tools, read_choice, with_calls
@@ -30,6 +29,11 @@ TWO_CALLS = f'Well.\n{CALL}\n<tool_call>\n{{"name": "now", "arguments": {{}}}}\n
 def send(server: FrontendRun, **body: Any) -> tuple[Call, TokenizeMsg]:
     call = server.call({"messages": [USER], **body}, path=PATH)
     return call, server.take_request()
+
+
+def calls_of(grammar: Grammar) -> CallGrammar:
+    assert grammar.calls is not None
+    return grammar.calls
 
 
 def answer(server: FrontendRun, text: str, begins_in_thought: bool = False, **body: Any) -> dict[str, Any]:
@@ -324,7 +328,7 @@ def test_a_forced_call_goes_before_what_the_answer_must_be_like(
     """The same holds if answers begin with reasoning."""
     message, grammar = grammar_of(reader, tools=TOOLS, tool_choice=choice, **others)
     assert grammar is not None
-    assert (grammar.kind, grammar.calls) == ("calls", "")
+    assert (grammar.kind, grammar.text) == ("calls", "")
     assert message.chat is not None
     assert message.chat.thought is not None
     assert (message.chat.thought.begin, message.chat.thought.end) == ("<think>", "</think>")
@@ -334,16 +338,16 @@ def test_with_tools_the_answer_may_be_calls_instead_of_what_it_must_be(reader: F
     _, grammar = grammar_of(reader, tools=TOOLS, **JSON_FORMAT)
     assert grammar is not None
     assert (grammar.kind, grammar.param) == ("json_schema", "response_format")
-    calls = msgspec.json.decode(grammar.calls, type=CallGrammar)
+    calls = calls_of(grammar)
     assert (calls.names, calls.separator) == (("get_weather", "now"), "\n")
     _, grammar = grammar_of(reader, tools=TOOLS, parallel_tool_calls=False, **JSON_FORMAT)
     assert grammar is not None
-    assert msgspec.json.decode(grammar.calls, type=CallGrammar).separator is None
+    assert calls_of(grammar).separator is None
     tag = {"type": "structural_tag", "structures": [], "triggers": []}
     for body in ({"tool_choice": "none", **JSON_FORMAT}, {"response_format": tag}):
         _, grammar = grammar_of(reader, tools=TOOLS, **body)
         assert grammar is not None
-        assert grammar.calls == ""
+        assert grammar.calls is None
 
 
 def test_tools_in_an_unknown_format_cannot_be_with_what_the_answer_must_be():
@@ -399,8 +403,8 @@ def test_a_call_that_must_be_made_is_a_grammar(
     assert use.listed == TOOLS
     assert use.forced is not None
     assert (use.forced.kind, use.forced.param) == ("calls", "tools")
-    grammar = msgspec.json.decode(use.forced.text, type=CallGrammar)
-    ((begin, schema, end),) = grammar.calls
+    grammar = calls_of(use.forced)
+    ((begin, schema, end),) = grammar.decoded()
     assert schema is not None
     assert (begin, end, grammar.separator) == ("<tool_call>\n", "\n</tool_call>", separator)
     assert len(schema.get("anyOf", [schema])) == num_calls
@@ -417,8 +421,8 @@ def test_of_allowed_tools_the_model_is_told_alone(mode: str):
     assert choose_tools(check_tools(TOOLS), read_choice(whole), HERMES, allows_several=True) == use
     assert (use.forced is not None) == (mode == "required")
     if use.forced is not None:
-        grammar = msgspec.json.decode(use.forced.text, type=CallGrammar)
-        schema = grammar.calls[0][1] or {}
+        grammar = calls_of(use.forced)
+        schema = grammar.decoded()[0][1] or {}
         assert (schema["properties"]["name"], grammar.separator) == ({"const": "now"}, "\n")
 
 
@@ -448,6 +452,6 @@ def test_the_arguments_of_a_forced_call_are_an_object_also_without_a_type():
     for schema in ({"properties": {"a": {"type": "integer"}}}, {"type": ["object", "null"]}, {}):
         use = choose_tools(check_tools([tool(parameters=schema)]), "required", kind, allows_several=True)
         assert use.forced is not None
-        ((_, call, _),) = msgspec.json.decode(use.forced.text, type=CallGrammar).calls
+        ((_, call, _),) = calls_of(use.forced).decoded()
         assert call is not None
         assert call["properties"]["arguments"] == {**schema, "type": "object"}
