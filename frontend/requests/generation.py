@@ -4,13 +4,14 @@ import asyncio
 import time
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from frontend.requests.timeline import Timeline
 from messages.columns import unpack_int32
+from messages.errors import RequestError
 from messages.ring.replies import PooledReply, PositionLogprobs, PromptReply, Usage, UserReply
 from messages.ring.requests import AbortReason, TokenizeMsg
 from runtime.logs import FIELDS
@@ -218,9 +219,28 @@ class Generation:
         self.logprobs.clear()
         self.changed.set()
 
-    async def wait_end(self) -> UserReply | None:
-        """Waits for the final reply and returns it, or `None` as soon as the client has left."""
-        while self.final is None and self.has_listener:
-            self.changed.clear()
-            await self.changed.wait()
-        return self.final
+
+def raise_error(index: int, generation: Generation) -> None:
+    """Raises `RequestError` if an ended request has failed."""
+    error = generation.ended.error
+    if error is not None:
+        raise RequestError(error)
+
+
+async def wait_for_ends(choices: Sequence[Generation], check: Callable[[int, Generation], None] = raise_error) -> bool:
+    """Returns True when all `choices`, which share `changed`, have ended, False as soon as their client has left.
+
+    `check` is called with the index of each choice that ends, and the choice.
+    """
+    changed, running = choices[0].changed, list(enumerate(choices))
+    while True:
+        for index, choice in running:
+            if choice.final is not None:
+                check(index, choice)
+        running = [(index, choice) for index, choice in running if choice.final is None]
+        if not running:
+            return True
+        if not all(choice.has_listener for _, choice in running):
+            return False
+        changed.clear()
+        await changed.wait()

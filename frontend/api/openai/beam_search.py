@@ -208,7 +208,7 @@ def whole_reply(
             for task in tasks:
                 task.cancel()
 
-    return WholeReply(service, choices, content, search_all)
+    return WholeReply(service, choices, content, work=search_all)
 
 
 def _rules(body: OpenAiFields, params: SamplingParams, width: int, facts: ModelFacts) -> BeamRules:

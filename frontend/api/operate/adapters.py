@@ -15,7 +15,7 @@ from frontend.errors import UnavailableError, not_found
 from frontend.http.body import BodyDecoder
 from frontend.http.endpoint import Endpoint
 from frontend.http.field_names import NameRules, UnknownFields
-from frontend.requests.generation import Generation
+from frontend.requests.generation import Generation, wait_for_ends
 from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.trace import REQUEST_ID_HEADER, trace_of
 from frontend.service import Service
@@ -106,20 +106,17 @@ class AdapterApi:
         """
         params = SamplingParams(max_tokens=0, adapter=adapter, cache_salt=salt_for(adapter, ""))
         message = next(PromptRequest([0], params).messages(0))
-        whole = Generation(message, request_id)
-        part = self._service.open_part(message, whole)
+        part = self._service.open_part(message, Generation(message, request_id))
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
-                while part.final is None:
-                    whole.changed.clear()
-                    await whole.changed.wait()
+                await wait_for_ends([part])
+        except RequestError as error:
+            param = "lora_path" if error.info.status == 400 else error.info.param
+            raise RequestError(msgspec.structs.replace(error.info, param=param)) from None
         except TimeoutError:
             raise UnavailableError(f"no answer came within {LOAD_TIMEOUT_S:g} s", "call_timeout") from None
         finally:
             self._service.leave(part)
-        error = part.ended.error
-        if error is not None:
-            raise RequestError(msgspec.structs.replace(error, param="lora_path") if error.status == 400 else error)
         if part.ended.finish_reason != "length":
             raise RequestError(ErrorInfo(409, "the load was aborted", "conflict_error", code="aborted"))
 
