@@ -17,14 +17,7 @@ from frontend.metrics.http_requests import HttpRequests
 from frontend.metrics.request_metrics import RequestMetrics
 from frontend.requests.admission import Admission, estimate_tokens
 from frontend.requests.body_budget import BodyBudget
-from frontend.requests.costs import (
-    check_num_ids,
-    check_output_logprobs,
-    check_prompt_logprobs,
-    check_vectors,
-    estimate_prompts,
-    is_long,
-)
+from frontend.requests.costs import check_costs, estimate_prompts, is_long
 from frontend.requests.deadlines import Deadlines
 from frontend.requests.generation import Generation
 from frontend.requests.hold import RestartHold
@@ -124,7 +117,9 @@ class Service:
         With `has_parts` they are not sent; `open_part` sends their parts. Their number must not exceed the admission
         limit. Raises `UnavailableError`.
         """
-        self._check_costs(requests, is_streamed=is_streamed)
+        check_generates(requests, self.config.facts)
+        check_costs(requests, self.config.facts, is_streamed=is_streamed)
+        self._check_queue(requests)
         has_much_text = is_long(requests)
         changed = asyncio.Event()
         opened: list[Generation] = []
@@ -167,13 +162,7 @@ class Service:
         self.registry.add(part)
         return part
 
-    def _check_costs(self, requests: Sequence[PromptRequest], *, is_streamed: bool) -> None:
-        check_generates(requests, self.config.facts)
-        check_num_ids(requests, self.config.facts.max_model_len)
-        check_prompt_logprobs(requests, self.config.facts.max_model_len)
-        check_vectors(requests, self.config.facts)
-        if not is_streamed:
-            check_output_logprobs(requests, self.config.facts.max_model_len)
+    def _check_queue(self, requests: Sequence[PromptRequest]) -> None:
         if self.admission.limits_tokens:
             entries = self.registry.all_open()
             waiting = [entry.message for entry in entries if not (entry.first_token_ns or entry.is_part)]

@@ -163,9 +163,7 @@ class ChatView(ReplyView, frozen=True, kw_only=True):
         """Takes the output of `answers`, which have ended, and returns the reply."""
         generations = [answer.generation for answer in answers]
         return ChatCompletion(
-            id=self.id,
-            created=self.created,
-            model=self.model,
+            **self.head,
             choices=[self._choice(answer) for answer in answers],
             usage=usage_of(generations, len(generations)),
             prompt_token_ids=prompt_ids_of(generations[0]) if self.has_token_ids else UNSET,
@@ -178,14 +176,7 @@ class ChatView(ReplyView, frozen=True, kw_only=True):
         usage: UsageReply | UnsetType | None,
         prompt_token_ids: list[int] | UnsetType = UNSET,
     ) -> ChatChunk:
-        return ChatChunk(
-            id=self.id,
-            created=self.created,
-            model=self.model,
-            choices=pieces,
-            usage=usage,
-            prompt_token_ids=prompt_token_ids,
-        )
+        return ChatChunk(**self.head, choices=pieces, usage=usage, prompt_token_ids=prompt_token_ids)
 
     def take_pieces(self, answer: AnswerBlocks, final: UserReply | None) -> list[ChatPiece]:
         """Takes one step, or with `final` the remaining output, and returns one piece per delta.
