@@ -71,11 +71,6 @@ class ReplyView(msgspec.Struct, frozen=True, kw_only=True):
     has_prompt_logprobs: bool
 
     @property
-    def head(self) -> dict[str, Any]:
-        """The fields that every document and every chunk of the reply has."""
-        return {"id": self.id, "created": self.created, "model": self.model}
-
-    @property
     def is_plain(self) -> bool:
         """True if the chunks of the stream contain only text."""
         return not (self.has_logprobs or self.has_token_ids or self.usage.is_continuous)

@@ -163,7 +163,9 @@ class ChatView(ReplyView, frozen=True, kw_only=True):
         """Takes the output of `answers`, which have ended, and returns the reply."""
         generations = [answer.generation for answer in answers]
         return ChatCompletion(
-            **self.head,
+            id=self.id,
+            created=self.created,
+            model=self.model,
             choices=[self._choice(answer) for answer in answers],
             usage=usage_of(generations, len(generations)),
             prompt_token_ids=prompt_ids_of(generations[0]) if self.has_token_ids else UNSET,
@@ -176,7 +178,14 @@ class ChatView(ReplyView, frozen=True, kw_only=True):
         usage: UsageReply | UnsetType | None,
         prompt_token_ids: list[int] | UnsetType = UNSET,
     ) -> ChatChunk:
-        return ChatChunk(**self.head, choices=pieces, usage=usage, prompt_token_ids=prompt_token_ids)
+        return ChatChunk(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            choices=pieces,
+            usage=usage,
+            prompt_token_ids=prompt_token_ids,
+        )
 
     def take_pieces(self, answer: AnswerBlocks, final: UserReply | None) -> list[ChatPiece]:
         """Takes one step, or with `final` the remaining output, and returns one piece per delta.
