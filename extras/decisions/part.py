@@ -25,7 +25,6 @@ class DecisionsPart(FrontendPart):
                 api.decide,
                 "Answer questions about an input with probabilities",
                 Decision,
-                method="POST",
                 tag="decisions",
                 body=DecisionBody,
                 errors=(404, 504),

@@ -116,7 +116,7 @@ class RouterApi:
 def serving(api: RouterApi) -> list[Endpoint]:
     """Returns the endpoints that the router answers itself, besides the lists of models and the metrics."""
     example = {"one": {"model": "m"}}
-    command = partial(Endpoint, method="POST", tag="models", reply=Success, body=ModelName, errors=(404,))
+    command = partial(Endpoint, tag="models", reply=Success, body=ModelName, errors=(404,))
     public = partial(Endpoint, access="public", is_polled=True)
     return [
         public("/health", api.health, "The state of each process and model", RouterHealth),

@@ -21,7 +21,7 @@ USER = {"role": "user", "content": "How far is the moon?"}
 UNSUPPORTED = (("pull", "POST"), ("create", "POST"), ("push", "POST"), ("copy", "POST"), ("delete", "DELETE"))
 
 _OLLAMA = partial(Endpoint, tag="Ollama", error_form=OLLAMA_ERRORS)
-_MODEL = partial(_OLLAMA, method="POST", errors=(404,))
+_MODEL = partial(_OLLAMA, errors=(404,))
 
 
 class OllamaPart(FrontendPart):

@@ -30,7 +30,6 @@ VERSION = Parameter("header", "anthropic-version", Annotated[str, Meta(max_lengt
 
 _MESSAGES = partial(
     Endpoint,
-    method="POST",
     tag="Anthropic",
     errors=(404,),
     error_form=ANTHROPIC_ERRORS,

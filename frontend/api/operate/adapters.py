@@ -127,7 +127,7 @@ def _text(request: Request, text: str) -> Response:
     return Response(text, headers={REQUEST_ID_HEADER.decode(): trace.request_id}, media_type="text/plain")
 
 
-_POST = partial(Endpoint, method="POST", tag="administration", access="operator")
+_POST = partial(Endpoint, tag="administration", access="operator")
 
 
 def adapting(api: AdapterApi) -> list[Endpoint]:
