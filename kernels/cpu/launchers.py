@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.arguments.codes import BLOCK, GROUP, Bits, Codes
 from kernels.arguments.lora_slots import LoraSlots, TokenAdapters
-from kernels.arguments.packed_blocks import FORMS, PackedBlocks
+from kernels.arguments.packed_blocks import PackedBlocks
+from kernels.arguments.packed_forms import BLOCK, FORMS
 from kernels.arguments.packed_fp8 import PackedFp8
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.routes import MOST_EXPERTS, Routes, Routing
@@ -169,13 +169,10 @@ def fp8_linear(kernel: Kernel, x_TI: Tensor, weight: PackedFp8, bias_O: Tensor |
     return _linear(kernel, (x_TI, weight.stored, bias_O), (weight.num_outputs, weight.chunk_inputs), *rest)
 
 
-def quantize(kernel: Kernel, weight_OI: Tensor, bits: Bits, largest_O: Tensor | None) -> Tensor:
+def quantize(kernel: Kernel, weight_OI: Tensor, bits: int, largest_O: Tensor | None) -> Tensor:
     num_outputs, num_inputs = weight_OI.shape
-    num_blocks = -(-num_outputs // BLOCK)
-    shape = num_blocks, 2 * BLOCK + -(-num_inputs // GROUP) * GROUP * BLOCK
-    if bits == 4:
-        shape = num_blocks, -(-num_inputs // BLOCK), FORMS["int4"].unit_bytes
-    packed = empty_huge(shape, torch.uint8)
+    form = FORMS[f"int{bits}"].of_row(num_inputs)
+    packed = empty_huge((-(-num_outputs // BLOCK), form.num_units(num_inputs), form.unit_bytes), torch.uint8)
     kernel(*addresses_of(weight_OI, largest_O, packed), num_outputs, num_inputs, bits)
     return packed
 
@@ -186,25 +183,20 @@ def sum_magnitudes(kernel: Kernel, x_TI: Tensor) -> Tensor:
     return sum_T
 
 
-def quantized_linear(kernel: Kernel, x_TI: Tensor, weight: Codes, bias_O: Tensor | None, *rest: Any) -> Tensor:
-    activation, mean_T, out_TO = rest
-    return _linear(kernel, (x_TI, weight.packed, bias_O, mean_T), (weight.num_outputs,), activation, out_TO)
-
-
 def block_linear(
     kernel: Kernel,
     x_TI: Tensor,
     weight: PackedBlocks,
     bias_O: Tensor | None,
-    activation: str | None,
-    out_TO: Tensor | None,
+    *rest: Any,
 ) -> Tensor:
+    activation, out_TO, mean_T = rest
     num_tokens, num_inputs = x_TI.shape
     out_TO = _output(out_TO, num_tokens, weight.num_outputs, x_TI.dtype)
     kernel(
         *addresses_of(x_TI, weight.stored),
         ctypes.addressof(weight.description),
-        *addresses_of(bias_O, out_TO),
+        *addresses_of(bias_O, mean_T, out_TO),
         *(len(weight.segments), num_tokens, num_inputs, GELUS[activation]),
     )
     return out_TO
@@ -252,21 +244,12 @@ def combine_experts(
     return out
 
 
-def expert_packed_linear(kernel: Kernel, packed: Tensor, *arguments: Any) -> Tensor:
-    return _expert_linear(kernel, packed, BLOCK * len(packed), *arguments)
-
-
-def expert_quantized_linear(kernel: Kernel, weight: Codes, *arguments: Any) -> Tensor:
-    return _expert_linear(kernel, weight.packed, weight.num_outputs, *arguments)
-
-
-def _expert_linear(
-    kernel: Kernel, stored: Tensor, num_outputs: int, bias_O: Tensor | None, x_RI: Tensor, routes: Routes, out: Any
+def expert_packed_linear(
+    kernel: Kernel, packed: Tensor, bias_O: Tensor | None, x_RI: Tensor, routes: Routes, out: Tensor | None
 ) -> Tensor:
     num_experts = len(routes.ends)
-    out_RO = _output(out, len(x_RI), num_outputs // num_experts, x_RI.dtype)
-    addresses = addresses_of(x_RI, stored, bias_O, routes.ends, out_RO)
-    kernel(*addresses, num_experts, x_RI.shape[1], out_RO.shape[1])
+    out_RO = _output(out, len(x_RI), BLOCK * len(packed) // num_experts, x_RI.dtype)
+    kernel(*addresses_of(x_RI, packed, bias_O, routes.ends, out_RO), num_experts, x_RI.shape[1], out_RO.shape[1])
     return out_RO
 
 
@@ -297,9 +280,9 @@ LAUNCHERS: dict[str, Callable[..., Any]] = {
     launcher.__name__: launcher
     for launcher in (
         *(embed, layer_norm, rms_norm, rescale, gelu, gelu_mul, relu_squared, rotate_store),
-        *(pack_linear, packed_linear, fp8_linear, quantize, sum_magnitudes, quantized_linear, apply_bitmask),
+        *(pack_linear, packed_linear, fp8_linear, quantize, sum_magnitudes, apply_bitmask),
         *(block_linear, lora_linear, look_up_blocks, pack_blocks, route_tokens, gather_rows, combine_experts),
-        *(expert_packed_linear, expert_quantized_linear, expert_block_linear),
+        *(expert_packed_linear, expert_block_linear),
     )
 }
 LAUNCHERS |= ATTENTION_LAUNCHERS | STATE_LAUNCHERS | dict.fromkeys(("greedy", "sample", "draw"), choose_tokens)

@@ -1,4 +1,4 @@
-/* Quantizes a weight: see kernels/operations/quantized_linear.py, and block_linear.py for 4 bits. */
+/* Quantizes a weight: see kernels/operations/quantize.py. */
 
 #ifndef SLUICE_QUANTIZE
 #define SLUICE_QUANTIZE

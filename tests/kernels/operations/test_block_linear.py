@@ -6,9 +6,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from kernels.arguments.block_rows import FORMS as FILE_SIZES
-from kernels.arguments.block_rows import INTEGER_FORMS, BlockRows
-from kernels.arguments.packed_blocks import FORMS, PackedBlocks, packed_bytes
+from kernels.arguments.block_forms import FORMS as FILE_SIZES
+from kernels.arguments.block_forms import INTEGER_FORMS
+from kernels.arguments.block_rows import BlockRows
+from kernels.arguments.packed_blocks import PackedBlocks, packed_bytes
+from kernels.arguments.packed_forms import FORMS
 from kernels.cpu.capture import capture_calls
 from kernels.operations.block_linear import (
     block_linear,
@@ -21,7 +23,7 @@ from kernels.operations.dequantize_blocks import dequantize_blocks_reference
 from tests.kernels.gpu.plausible_blocks import plausible_rows
 from tests.kernels.operations.block_forms import GOLDEN, random_blocks
 
-FILE_FORMS = [name for name in FORMS if name != "int4"]
+FILE_FORMS = [name for name in FORMS if name in FILE_SIZES]
 DTYPES = [torch.float32, torch.bfloat16]
 MIXTURES = [(("Q4_K", 70), ("Q6_K", 33)), (("Q5_0", 1), ("Q8_0", 64), ("IQ4_NL", 40)), (("Q4_1", 100),)]
 
