@@ -1,11 +1,13 @@
 """The C headers that are written from tables in Python, when the kernels are built."""
 
+import ctypes
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from kernels.arguments.block_forms import FORMS as STORED_FORMS
 from kernels.arguments.block_forms import TABLES, BlockForm, NumberFormat, SixBits
 from kernels.arguments.packed_forms import FORMS, PackedForm
+from kernels.cpu.arguments import DECLARATIONS, MOST_WORDS, STATE_ROWS, STRUCTURES
 
 SIGN_BIT = 128
 
@@ -56,7 +58,23 @@ def _braced(values: Iterable[object]) -> str:
     return f"{{{', '.join(str(value) for value in values)}}}"
 
 
-HEADERS = {"block_forms.h": _block_forms()}
+def _arguments() -> str:
+    """Returns what is included once, and then for each number format: the structures and the functions."""
+    lines = [
+        "#ifndef SLUICE_ARGUMENTS_H\n#define SLUICE_ARGUMENTS_H",
+        f"enum {{ MOST_WORDS = {MOST_WORDS} }};",
+        f"typedef struct {{\n{STATE_ROWS}\n}} state_rows;\n#endif\n#ifdef FORMAT",
+    ]
+    for operations, declaration in DECLARATIONS.items():
+        first, *others = operations.split()
+        structure = f"NAME({first}_arguments)"
+        lines.append(f"typedef struct {{{declaration.replace('STATE_ROWS', 'state_rows rows;')}}} {structure};")
+        lines.append(f'_Static_assert(sizeof({structure}) == {ctypes.sizeof(STRUCTURES[first])}, "as in Python");')
+        lines += [f"PUBLIC int NAME({operation})(const {structure} *of);" for operation in (first, *others)]
+    return "\n".join([*lines, "#endif\n"])
+
+
+HEADERS = {"arguments.h": _arguments(), "block_forms.h": _block_forms()}
 """The text of each header by its name."""
 
 

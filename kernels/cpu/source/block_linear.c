@@ -65,14 +65,13 @@ static void NAME(block_item)(const void *data, int64_t item) {
   }
 }
 
-/* x: [num_rows, inputs], weight: the segments' blocks, bias (or null): [outputs], means (or null): [num_rows],
-   out: [num_rows, outputs]. Returns 0, or -1 without memory. */
-PUBLIC int NAME(block_linear)(const element *x, const uint8_t *weight, const block_segment *segments, const element *bias,
-                              const float *means, element *out, int64_t num_segments, int64_t num_rows, int64_t inputs,
-                              int64_t gelu) {
+/* Returns 0, or -1 without memory. */
+PUBLIC int NAME(block_linear)(const NAME(block_linear_arguments) *of) {
+  const int64_t num_rows = of->num_rows, inputs = of->inputs;
   if (num_rows == 0) return 0;
-  block_call call = {.x = x, .bias = bias, .means = means, .out = out, .num_rows = num_rows, .inputs = inputs, .gelu = (int)gelu};
-  block_plan(&call, weight, segments, num_segments);
+  block_call call = {.x = of->x, .bias = of->bias, .means = of->means, .out = of->out, .num_rows = num_rows, .inputs = inputs,
+                     .gelu = (int)of->gelu};
+  block_plan(&call, of->weight, of->segments, of->num_segments);
   void *room = kept_room((size_t)block_place(&call, 0));
   if (!room) return -1;
   block_place(&call, room);

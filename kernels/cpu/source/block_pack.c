@@ -191,15 +191,14 @@ typedef struct {
 #endif
 
 #if !IS_BFLOAT16
-/* Packs rows [first_row, first_row + num_rows) of a segment; rows: [num_rows, row_bytes]. */
-PUBLIC void NAME(pack_blocks)(uint8_t *weight, const block_segment *segments, const uint8_t *rows, int64_t segment,
-                              int64_t first_row, int64_t num_rows, int64_t inputs, int64_t row_bytes) {
-  if (num_rows == 0) return;
+PUBLIC int NAME(pack_blocks)(const NAME(pack_blocks_arguments) *of) {
+  if (of->num_rows == 0) return 0;
   block_part parts[BLOCK_MOST_SEGMENTS];
-  block_parts(weight, segments, segment + 1, inputs, parts);
-  const block_packing packing = {parts + segment, rows, first_row, num_rows, row_bytes};
-  const int64_t num_blocks = (first_row + num_rows - 1) / BLOCK_SIZE - first_row / BLOCK_SIZE + 1;
-  run_items(num_blocks, num_rows * inputs, block_pack_item, &packing);
+  block_parts(of->weight, of->segments, of->segment + 1, of->inputs, parts);
+  const block_packing packing = {parts + of->segment, of->rows, of->first_row, of->num_rows, of->row_bytes};
+  const int64_t num_blocks = (of->first_row + of->num_rows - 1) / BLOCK_SIZE - of->first_row / BLOCK_SIZE + 1;
+  run_items(num_blocks, of->num_rows * of->inputs, block_pack_item, &packing);
+  return 0;
 }
 #endif
 
@@ -220,11 +219,10 @@ static void NAME(block_read_row)(const void *data, int64_t item) {
   }
 }
 
-/* Sets `out` [num_rows, inputs] to these rows of the weight. */
-PUBLIC void NAME(look_up_blocks)(const uint8_t *weight, const block_segment *segments, const int32_t *rows, element *out,
-                                 int64_t num_segments, int64_t num_rows, int64_t inputs) {
+PUBLIC int NAME(look_up_blocks)(const NAME(look_up_blocks_arguments) *of) {
   block_part parts[BLOCK_MOST_SEGMENTS];
-  block_parts(weight, segments, num_segments, inputs, parts);
-  const block_reading reading = {parts, rows, out, inputs};
-  run_items(num_rows, num_rows * inputs, NAME(block_read_row), &reading);
+  block_parts(of->weight, of->segments, of->num_segments, of->inputs, parts);
+  const block_reading reading = {parts, of->rows, of->out, of->inputs};
+  run_items(of->num_rows, of->num_rows * of->inputs, NAME(block_read_row), &reading);
+  return 0;
 }

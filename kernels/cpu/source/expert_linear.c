@@ -90,19 +90,15 @@ static void NAME(expert_block_plan)(const void *whole, int64_t expert, int64_t r
   block_plan(call, all.weight + expert * all.num_blocks * all.num_units * all.unit_bytes, &segment, 1);
 }
 
-/* x: [rows, inputs], weight: the blocks of all experts' rows, which `segment` describes, biases (or null): [experts, outputs],
-   row_ends: [experts], out: [rows, outputs], whose number is a multiple of 32. Returns 0, or -1 without memory; so does the
-   other. */
-PUBLIC int NAME(expert_block_linear)(const element *x, const uint8_t *weight, const block_segment *segment, const element *biases,
-                                     const int32_t *row_ends, element *out, int64_t num_experts, int64_t inputs) {
-  block_segment of_one = *segment;
-  of_one.outputs /= (int32_t)num_experts;
-  block_call whole = {.x = x, .bias = biases, .out = out, .inputs = inputs};
-  block_parts(weight, &of_one, 1, inputs, whole.parts);
+/* outputs: of an expert, a multiple of 32. Returns 0, or -1 without memory; so does the other. */
+PUBLIC int NAME(expert_block_linear)(const NAME(expert_packed_linear_arguments) *of) {
+  const block_segment of_one = {(int32_t)of->outputs, ((const block_segment *)of->segment)->form};
+  block_call whole = {.x = of->x, .bias = of->biases, .out = of->out, .inputs = of->inputs};
+  block_parts(of->weight, &of_one, 1, of->inputs, whole.parts);
   const expert_kind kind = {NAME(expert_block_plan), expert_block_place, expert_block_preparations, expert_block_items,
-                            expert_block_check, NAME(block_code_tile), NAME(block_item), sizeof(block_call), inputs,
-                            of_one.outputs};
-  return expert_run(&kind, &whole, row_ends, num_experts);
+                            expert_block_check, NAME(block_code_tile), NAME(block_item), sizeof(block_call), of->inputs,
+                            of->outputs};
+  return expert_run(&kind, &whole, of->row_ends, of->num_experts);
 }
 
 #if defined(__AVX2__)
@@ -124,11 +120,12 @@ static int64_t NAME(expert_packed_preparations)(const void *call) {
 }
 
 /* weight: [experts * outputs / 32, inputs / 2, 32, 2], of float32 [experts * outputs / 32, inputs, 32, 1]. */
-PUBLIC int NAME(expert_packed_linear)(const element *x, const element *weight, const element *biases, const int32_t *row_ends,
-                                      element *out, int64_t num_experts, int64_t inputs, int64_t outputs) {
-  const linear_call whole = {.x = x, .weight = weight, .bias = biases, .out = out, .inputs = inputs, .outputs = outputs};
+PUBLIC int NAME(expert_packed_linear)(const NAME(expert_packed_linear_arguments) *of) {
+  const linear_call whole = {.x = of->x, .weight = of->weight, .bias = of->biases, .out = of->out, .inputs = of->inputs,
+                             .outputs = of->outputs};
   const expert_kind kind = {NAME(expert_packed_plan), NAME(expert_packed_place), NAME(expert_packed_preparations),
-                            NAME(expert_packed_items), 0, linear_prepare, linear_any_item, sizeof(linear_call), inputs, outputs};
-  return expert_run(&kind, &whole, row_ends, num_experts);
+                            NAME(expert_packed_items), 0, linear_prepare, linear_any_item, sizeof(linear_call), of->inputs,
+                            of->outputs};
+  return expert_run(&kind, &whole, of->row_ends, of->num_experts);
 }
 #endif

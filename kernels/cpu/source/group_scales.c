@@ -58,6 +58,7 @@ static void block_sums(const block_call *call, block_operands *operands, int64_t
     return;
   }
 #endif
+  (void)out;
   for (int64_t row = begin; row < end; row += call->rows_per_tile) {
     operands->codes = call->codes + row * call->num_groups * BLOCK_SIZE;
     operands->factors = call->factors + row * call->num_groups;

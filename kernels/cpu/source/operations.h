@@ -1,4 +1,5 @@
 /* Each operation, in the number format that kernels.c has chosen. */
+#include "arguments.h"
 #include "embed.c"
 #include "norms.c"
 #include "hidden_states.c"
@@ -34,4 +35,3 @@
 #include "gates.c"
 #include "sample.c"
 #include "apply_bitmask.c"
-#include "captured_calls.c"

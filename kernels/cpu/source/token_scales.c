@@ -209,12 +209,11 @@ static void NAME(quant_block)(const block_call *call, int64_t block, int64_t beg
 }
 
 static void NAME(quant_sum_row)(const void *data, int64_t row) {
-  const block_call *call = data;
-  ((float *)call->out)[row] = NAME(quant_magnitudes)((const element *)call->x + row * call->inputs, call->inputs, 0);
+  const NAME(sum_magnitudes_arguments) *of = data;
+  of->sums[row] = NAME(quant_magnitudes)(of->x + row * of->inputs, of->inputs, 0);
 }
 
-/* x: [num_rows, inputs], sums: [num_rows]. */
-PUBLIC void NAME(sum_magnitudes)(const element *x, float *sums, int64_t num_rows, int64_t inputs) {
-  block_call call = {.x = x, .out = sums, .inputs = inputs};
-  run_items(num_rows, inputs, NAME(quant_sum_row), &call);
+PUBLIC int NAME(sum_magnitudes)(const NAME(sum_magnitudes_arguments) *of) {
+  run_items(of->num_rows, of->inputs, NAME(quant_sum_row), of);
+  return 0;
 }

@@ -146,8 +146,8 @@ def test_the_largest_codes_do_not_overflow() -> None:
         blocks = plausible_rows(form, 32, 256)
         for byte in (0, 255):
             rows = BlockRows(torch.full_like(blocks.blocks, byte), form, 256)
-            units = rows.blocks.view(32 * 256 // FORMS[form].unit_inputs, -1)
-            for begin in {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "MXFP4": ()}.get(form, (0, 2)):
+            units = rows.blocks.view(32 * 256 // FILE_SIZES[form].num_values, -1)
+            for begin in FILE_SIZES[form].halves or (0, 2):
                 units[:, begin : begin + 2] = torch.tensor([0, 0x3C], dtype=torch.uint8)  # 1
             if form == "MXFP4":
                 units[:, 0] = 120
