@@ -88,8 +88,7 @@ def gate_mul(kernel: Kernel, gate_up_TF2: Tensor, *rest: Any) -> Tensor:
     *numbers, out = rest
     num_tokens, size = gate_up_TF2.shape[0], gate_up_TF2.shape[1] // 2
     out_TF = _output(out, num_tokens, size, gate_up_TF2.dtype)
-    x, alpha_limit = address_of(gate_up_TF2), dict(zip(("alpha", "limit"), numbers, strict=False))
-    kernel.run(kernel.arguments(x=x, out=address_of(out_TF), num_tokens=num_tokens, size=size, **alpha_limit))
+    kernel.run(kernel.arguments(address_of(gate_up_TF2), None, address_of(out_TF), num_tokens, size, 0, 0, *numbers))
     return out_TF
 
 
@@ -130,27 +129,32 @@ def rotate_store(
 ) -> Tensor:
     if cache is not None and not has_kernel(cache, heads_TAD.dtype):
         return NotImplemented
-    num_kv_heads, num_heads = 0, heads_TAD.shape[1]
-    of_options: dict[str, Any] = {}
-    if cache is not None:
-        num_kv_heads, num_heads = cache.num_heads, num_heads - 2 * cache.num_heads
-        of_options = dict(zip(("keys", "values", "key_scales", "value_scales"), cache.addresses, strict=True))
-        of_options["is_float16"] = cache.keys.dtype == torch.float16
-    if tables is not None:
-        of_options |= {"cosines": address_of(tables.cosines), "sines": address_of(tables.sines)}
-        of_options |= {"half": tables.cosines.shape[1], "query_row": tables.query_row}
-    if norms is not None:
-        weights = zip(("query_weight", "key_weight", "value_weight"), addresses_of(*norms.weights), strict=True)
-        of_options |= {**dict(weights), "eps": norms.eps}
+    num_kv_heads, addresses = (0, [None] * 4) if cache is None else (cache.num_heads, cache.addresses)
+    num_heads = heads_TAD.shape[1] - 2 * num_kv_heads
+    keys, values, key_scales, value_scales = addresses
+    cos_MX, sin_MX, query_row = tables or (None, None, 0)
+    query_weight, key_weight, value_weight = [None] * 3 if norms is None else addresses_of(*norms.weights)
     arguments = kernel.arguments(
         heads=address_of(heads_TAD),
+        cosines=address_of(cos_MX),
+        sines=address_of(sin_MX),
         positions=address_of(positions_T),
         slots=address_of(slots_T),
+        keys=keys,
+        values=values,
+        key_scales=key_scales,
+        value_scales=value_scales,
+        query_weight=query_weight,
+        key_weight=key_weight,
+        value_weight=value_weight,
         num_tokens=len(heads_TAD),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=heads_TAD.shape[2],
-        **of_options,
+        half=0 if cos_MX is None else cos_MX.shape[1],
+        query_row=query_row,
+        is_float16=cache is not None and cache.keys.dtype == torch.float16,
+        eps=0.0 if norms is None else norms.eps,
     )
     kernel.run(arguments)
     return heads_TAD[:, :num_heads]
