@@ -2,8 +2,8 @@
 
 Shape legend: T tokens, I inputs, O outputs; K blocks of 32 outputs, N groups of 32 inputs.
 
-Weights are not rounded again. Activations become codes of 8 bits. Those of a group of 32 have a scale, and 127 is the
-largest magnitude. With a form that has scales per token, a magnitude of `STEPS` is the mean of the token's, and
+Weights are not rounded again. Activations become codes of 8 bits. A group of 32 has a scale, and 127 is its largest
+magnitude. With a form that has scales per token, a magnitude of `STEPS` is the mean of the token's, and
 activations far above it get wider codes, as in LLM.int8() (Dettmers et al. 2022, section 3.2). The integer sums, of
 groups or of whole rows, are exact.
 """

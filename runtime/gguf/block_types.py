@@ -56,4 +56,4 @@ BLOCK_TYPES = {
 """By ggml's number. Numbers that are missing were removed from the format."""
 
 NUMBERS = ("F32", "F16", "BF16")
-"""The plain number formats that can be served. Of those in blocks kernels/arguments/block_forms.py has a table."""
+"""The plain number formats that can be served; kernels/arguments/block_forms.py has the formats in blocks."""
