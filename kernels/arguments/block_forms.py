@@ -85,7 +85,7 @@ class BlockForm(NamedTuple):
     """An unsigned zero point of 8 bits: the minimum is its product with minus the scale."""
     group: int = 32
     factors: Integers | SixBits | None = None
-    """Those of scales; then, if there is a minimum, those of minimums."""
+    """Factors of the scale; then, if there is a minimum, as many factors of the minimum."""
 
     @property
     def num_factors(self) -> int:
@@ -153,6 +153,7 @@ GGUF_FORMS = {
         Integers(Bits(8, 4, 16), table=NON_LINEAR),
         factors=Integers(Bits(4, 4, 1), Bits(2, 2, 1), offset=32),
     ),
+    "TQ2_0": BlockForm(256, Integers(Bits(0, 2, 32), offset=1), Number(NumberFormat.F16, 64)),
 }
 """By ggml's names; the layouts are those of `ggml-common.h`."""
 
