@@ -170,7 +170,10 @@ def copy_for_setup(copy: Path) -> Path:
     """Returns a checkout of what setup.py needs to build the kernels."""
     for name in (
         "kernels/cpu/source",
+        "kernels/arguments",
+        "kernels/cpu/arguments.py",
         "kernels/cpu/build.py",
+        "kernels/cpu/headers.py",
         "kernels/cpu/__init__.py",
         "kernels/__init__.py",
         "sluice",
