@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from kernels.arguments.block_rows import GGUF_FORMS
+from kernels.arguments.block_forms import GGUF_FORMS
 from kernels.cpu.library import unload_kernels, use_library
 from tests.checkpoints import VOCAB_SIZE, make_config
 from tests.gguf_models import build_block_model
