@@ -19,8 +19,12 @@ WATCH_S = 3.0
 NUM_ALONE = 5
 
 
+WORDS = [f"w{place * 7 % 997}" for place in range(997)]
+
+
 def words(count: int, first: int = 0) -> str:
-    return " ".join(f"w{(first * 31 + place * 7) % 997}" for place in range(count))
+    begin = first * 31 % len(WORDS)
+    return " ".join((WORDS * (count // len(WORDS) + 2))[begin : begin + count])
 
 
 def texts(count: int, num_words: int) -> list[str]:
