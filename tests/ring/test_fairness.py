@@ -15,7 +15,7 @@ from tests.ring.client import BARD, BARD_DIR, RingClient
 pytestmark = pytest.mark.ring
 
 LATER_S = 0.5
-WATCH_S = 3.0
+WATCH_S = 1.5
 NUM_ALONE = 5
 
 

@@ -189,8 +189,14 @@ def test_planned_one_step_ahead(model: Model, num_pages: int):
     assert (scheduler.gauges()["preemptions"] > 0) == (num_pages == SCARCE)
 
 
-@pytest.mark.parametrize("model", ONE_OF_EACH, indirect=True)
-@pytest.mark.parametrize("num_pages", [PLENTY, SCARCE], ids=["plenty", "scarce"])
+@pytest.mark.parametrize(
+    ("model", "num_pages"),
+    [
+        *((name, SCARCE) for name in ONE_OF_EACH if name not in ("llama-mqa", "qwen3moe")),
+        *((name, PLENTY) for name in ("llama-mqa", "qwen3moe", "qwen3_5")),
+    ],
+    indirect=["model"],
+)
 def test_drafts_change_no_token(model: Model, num_pages: int):
     """Rows that sample after several tokens, more of them in a step than there are rows, and drafts that are wrong."""
     prompts = some_prompts()
