@@ -1,8 +1,6 @@
 """Every test runs with the plain-torch references, and with the C kernels of each instruction set that runs here."""
 
-import collections
 import functools
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,42 +37,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("backend", ["torch"] if module in WITHOUT_C_KERNELS else ["torch", *isas], indirect=True)
 
 
-MANY_CASES = 60
-"""Of a test, with all backends."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of many cases, the instruction sets below the best of this processor get a part each, of every value."""
-    here = [item for item in items if Path(__file__).parent in item.path.parents and isinstance(item, pytest.Function)]
-    num_cases = collections.Counter(item.nodeid.partition("[")[0] for item in here)
-    others = [isa for isa in built_isas() if isa != "amx" and isa != best_isa()]
-    left_out: set[pytest.Item] = set()
-    for item in here:
-        is_one_of_many = num_cases[item.nodeid.partition("[")[0]] >= MANY_CASES
-        backend = item.callspec.params.get("backend") if is_one_of_many else None
-        if backend in others:
-            case = "-".join(part for part in item.callspec.id.split("-") if part != backend)
-            if zlib.crc32(case.encode()) % len(others) != others.index(backend):
-                left_out.add(item)
-    items[:] = [item for item in items if item not in left_out]
-
-
-def best_isa() -> str:
-    """Returns the best instruction set with vectors that this processor has, as far as that is known."""
-    return "avx512" if "avx512_bf16" in processor_facts() else "avx2" if "avx2" in processor_facts() else "portable"
-
-
+@functools.cache
 def may_have_tiles() -> bool:
     """False if the processor is known to have none: then a fifth of the tests would only be collected and skipped."""
-    return not processor_facts() or "amx_tile" in processor_facts()
-
-
-@functools.cache
-def processor_facts() -> str:
     try:
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        return "amx_tile" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
-        return ""
+        return True
 
 
 @pytest.fixture(autouse=True)
