@@ -69,7 +69,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Long units of work start first, so that no worker is left alone with one at the end."""
-    kept = config.cache.get(LAST_DURATIONS, None) if config.cache else None
+    cache = getattr(config, "cache", None)  # may be switched off
+    kept = cache and cache.get(LAST_DURATIONS, None)
     seconds: dict[str, float] = kept or json.loads(DURATIONS.read_text(encoding="utf-8"))
     items.sort(key=lambda item: -seconds.get(unit_of(item.nodeid), 0))
 
@@ -101,22 +102,23 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
-durations: collections.Counter[str] = collections.Counter()
+durations: dict[str, float] = collections.defaultdict(float)
 """Seconds by unit of work, in this run."""
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    durations[unit_of(report.nodeid)] += report.duration  # pyright: ignore[reportArgumentType]
+    durations[unit_of(report.nodeid)] += report.duration
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
+    cache = getattr(config, "cache", None)
     has_run_all = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not (
         config.option.markexpr or config.option.keyword or session.shouldstop or session.shouldfail
     )
-    if has_run_all and config.cache and not hasattr(config, "workerinput"):
-        kept = {unit: round(seconds, 1) for unit, seconds in durations.most_common() if seconds >= MIN_S}
-        config.cache.set(LAST_DURATIONS, kept)
+    if has_run_all and cache and not hasattr(config, "workerinput"):
+        longest = sorted(durations.items(), key=lambda each: -each[1])
+        cache.set(LAST_DURATIONS, {unit: round(seconds, 1) for unit, seconds in longest if seconds >= MIN_S})
 
 
 @pytest.hookimpl(optionalhook=True)
