@@ -207,18 +207,28 @@ def test_a_step_takes_the_tokens_that_the_one_before_it_samples(pair: Pair, num_
     assert outputs == expected
 
 
+PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.6}
+
+
+def test_penalties_are_those_of_all_tokens_also_one_step_ahead(each_pair: Pair) -> None:
+    check_penalties(each_pair, PENALTIES | {"temperature": 1.2})
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.2])
-def test_penalties_are_those_of_all_tokens_also_one_step_ahead(each_pair: Pair, temperature: float) -> None:
-    """Each penalty by itself and all together, on a model that repeats itself without."""
-    penalties = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.6}
+def test_each_penalty_by_itself(pair: Pair, temperature: float) -> None:
+    for name, value in PENALTIES.items():
+        check_penalties(pair, {name: value, "temperature": temperature})
+
+
+def check_penalties(pair: Pair, params: dict[str, float]) -> None:
+    """On a model that repeats itself without."""
     prompts = PROMPTS[:3] + PROMPTS[4:]
-    for params in (*({name: value} for name, value in penalties.items()), penalties):
-        wanted = {"page_size": 16, "max_tokens": 20, "ignore_eos": True, "temperature": temperature} | params
-        expected, _ = run(each_pair.cpu, prompts, each_pair.cpu.num_pages, 64, **wanted)
-        outputs, scheduler = run(each_pair.gpu, prompts, each_pair.gpu.num_pages, 64, **wanted)
-        assert outputs == expected
-        gauges = scheduler.gauges()
-        assert gauges["steps_ahead"] >= gauges["steps"] - 1
+    wanted: dict[str, Any] = {"page_size": 16, "max_tokens": 20, "ignore_eos": True} | params
+    expected, _ = run(pair.cpu, prompts, pair.cpu.num_pages, 64, **wanted)
+    outputs, scheduler = run(pair.gpu, prompts, pair.gpu.num_pages, 64, **wanted)
+    assert outputs == expected, params
+    gauges = scheduler.gauges()
+    assert gauges["steps_ahead"] >= gauges["steps"] - 1
 
 
 def test_a_row_without_a_token_is_a_source_that_does_no_harm(pair: Pair) -> None:
