@@ -16,9 +16,9 @@ ARGS ?=
 serve: $(VENV)/.serve
 	$(BIN)/python launch.py $(ARGS)
 
-# Without ARGS: all tests, four at a time, because many wait for processes. Files keep the order of tests/conftest.py: long
-# ones first. Compiled modules are kept whatever the environment sets: many processes start, and each would compile all of
-# our modules that it imports.
+# Without ARGS: all tests, four at a time, because many wait for processes. Files keep the order of tests/conftest.py: those
+# that took long in the last run first. Compiled modules are kept whatever the environment sets: many processes start, and
+# each would compile all of our modules that it imports.
 test: $(VENV)/.dev
 ifeq ($(ARGS),)
 	unset PYTHONDONTWRITEBYTECODE; $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=25

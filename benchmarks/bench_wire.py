@@ -101,7 +101,7 @@ class Stream:
 
     def __init__(self, vocabulary: Vocabulary, num_rows: int, stop: tuple[str, ...]):
         self.detokenizer = Detokenizer(vocabulary)
-        self.registry = Registry(1, on_end=lambda _: None, on_step=lambda *_: None)
+        self.registry = Registry(1, on_end=lambda *_: None, on_step=lambda *_: None)
         self.generations = [open_generation(self.registry) for _ in range(num_rows)]
         self.uids = [generation.uid for generation in self.generations]
         for uid in self.uids:

@@ -19,10 +19,10 @@ from messages.ring.axes import fill_columns
 from messages.ring.steps import ROW, SAMPLED, TOKEN, Batch
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.load_runner import load_runner
-from scheduler_proc.computing.model.decoder import model_parameters
 from scheduler_proc.computing.model.description import AttentionDescription, ModelDescription
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.families.registry import find_family
+from scheduler_proc.computing.model.stages import model_parameters
 from scheduler_proc.computing.runner import Runner
 from supervisor.flags import parse_flags
 from supervisor.model.facts import read_model_facts

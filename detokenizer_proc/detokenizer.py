@@ -87,9 +87,11 @@ class Detokenizer:
         except BaseException:  # fails alone; a panic in the tokenizers library is not an Exception
             stream.fail(_failure(opening.uid))
         else:
-            if (opening.echo or opening.wants_prompt_end) and opening.num_prompt_logprobs is None:
-                token_ids = opening.prompt_ids if opening.echo else b""
-                replies.append(PromptReply(opening.uid, opening.attempt, prompt_text, token_ids=token_ids))
+            if (opening.echo or opening.begins_in_thought) and opening.num_prompt_logprobs is None:
+                text, token_ids = (prompt_text, opening.prompt_ids) if opening.echo else ("", b"")
+                replies.append(
+                    PromptReply(opening.uid, opening.attempt, text, (), token_ids, opening.begins_in_thought)
+                )
         return replies, [StopSeen(opening.uid, opening.attempt, opening.engine)] if stream.has_ended else []
 
     def _make_stream(self, opening: OpenStream) -> Stream:

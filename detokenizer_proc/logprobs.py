@@ -78,7 +78,10 @@ class PromptLogprobReader:
             tokens.append(replace(entry, token=replace(entry.token, logprob=None), top=()) if has_none else entry)
             texts.append(decoder.push(token_id))
         text = "".join(texts) + decoder.settle()
-        return PromptReply(message.uid, message.attempt, text, tuple(tokens), self._opening.prompt_ids)
+        opening = self._opening
+        return PromptReply(
+            opening.uid, opening.attempt, text, tuple(tokens), opening.prompt_ids, opening.begins_in_thought
+        )
 
 
 def read_prompt(decoder: Decoder, prompt_ids: Sequence[int]) -> str:

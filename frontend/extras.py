@@ -6,6 +6,7 @@ from typing import NamedTuple
 from prometheus_client.registry import Collector
 
 from frontend.http.endpoint import Endpoint
+from frontend.http.field_names import UnknownFields
 from frontend.http.stream import OpenStreams
 from frontend.parsing.model_format import ModelFormat
 from frontend.service import Service
@@ -20,6 +21,7 @@ class FrontendContext(NamedTuple):
     service: Service
     streams: OpenStreams
     model_format: ModelFormat
+    unknown: UnknownFields
     end: Callable[[], Awaitable[object]]
 
 

@@ -9,6 +9,7 @@ from frontend.api.operate.admin import AdminApi, administering
 from frontend.extras import FrontendContext, make_parts
 from frontend.front import Ending, Front, serve
 from frontend.http.access import AccessRules
+from frontend.http.field_names import UnknownFields
 from frontend.http.server import HttpServer
 from frontend.http.stream import OpenStreams
 from frontend.links.launcher import Launcher
@@ -47,9 +48,9 @@ class Frontend(Front):
         self._streams = OpenStreams(link.config.http.sse_keepalive_s)
         model_format = load_model_format(link.config)
         end = lambda: self._launcher.ask(DrainServer(), DRAIN_TIMEOUT_S)  # noqa: E731
-        context = FrontendContext(link, self._service, self._streams, model_format, end)
+        unknown = UnknownFields(is_strict=link.config.http.strict_fields)
+        context = FrontendContext(link, self._service, self._streams, model_format, unknown, end)
         self._parts = make_parts(context)
-        self._service.on_part = self._continuations.replace
         metrics = make_metrics(
             self._service,
             self._continuations,
@@ -59,7 +60,7 @@ class Frontend(Front):
         watching = make_watching(self._service, self._streams, metrics, self.gauges)
         link.register(WriteState, watching.write_files)
         endpoints = [
-            *make_endpoints(self._service, self._streams, model_format, watching),
+            *make_endpoints(context, watching),
             *(endpoint for part in self._parts for endpoint in part.endpoints),
             *administering(AdminApi(self._launcher, link.config.http.port)),
         ]

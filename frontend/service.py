@@ -17,14 +17,7 @@ from frontend.metrics.http_requests import HttpRequests
 from frontend.metrics.request_metrics import RequestMetrics
 from frontend.requests.admission import Admission, estimate_tokens
 from frontend.requests.body_budget import BodyBudget
-from frontend.requests.costs import (
-    check_num_ids,
-    check_output_logprobs,
-    check_prompt_logprobs,
-    check_vectors,
-    estimate_prompts,
-    is_long,
-)
+from frontend.requests.costs import check_costs, estimate_prompts, is_long
 from frontend.requests.deadlines import Deadlines
 from frontend.requests.generation import Generation
 from frontend.requests.hold import RestartHold
@@ -86,8 +79,6 @@ class Service:
             self.processes, link.uid_block, self.registry.next_uid, lambda name: Sender(link.run_dir.socket(name))
         )
         self.deadlines = Deadlines(self._expire, self._end_here)
-        self.on_part: Callable[[Generation], None] = _ignore
-        """Called with the remnant of a request that has ended for its client but not in the ring."""
         self.sizes: dict[str, Callable[[], int]] = {}
         """More gauges, for data that endpoints keep."""
         self._seeds = random.Random(config.scheduling.seed)
@@ -126,7 +117,9 @@ class Service:
         With `has_parts` they are not sent; `open_part` sends their parts. Their number must not exceed the admission
         limit. Raises `UnavailableError`.
         """
-        self._check_costs(requests, is_streamed=is_streamed)
+        check_generates(requests, self.config.facts)
+        check_costs(requests, self.config.facts, is_streamed=is_streamed)
+        self._check_queue(requests)
         has_much_text = is_long(requests)
         changed = asyncio.Event()
         opened: list[Generation] = []
@@ -169,13 +162,7 @@ class Service:
         self.registry.add(part)
         return part
 
-    def _check_costs(self, requests: Sequence[PromptRequest], *, is_streamed: bool) -> None:
-        check_generates(requests, self.config.facts)
-        check_num_ids(requests, self.config.facts.max_model_len)
-        check_prompt_logprobs(requests, self.config.facts.max_model_len)
-        check_vectors(requests, self.config.facts)
-        if not is_streamed:
-            check_output_logprobs(requests, self.config.facts.max_model_len)
+    def _check_queue(self, requests: Sequence[PromptRequest]) -> None:
         if self.admission.limits_tokens:
             entries = self.registry.all_open()
             waiting = [entry.message for entry in entries if not (entry.first_token_ns or entry.is_part)]
@@ -211,10 +198,9 @@ class Service:
     def _enter(self, generation: Generation, trace: RequestTrace, timeout_s: float | None) -> None:
         if timeout_s is None:
             timeout_s = self.config.http.request_timeout_s
-        if timeout_s is not None:
-            generation.deadline_s = trace.received_ns / 1e9 + timeout_s
         self.registry.add(generation)
-        self.deadlines.watch(generation)
+        if timeout_s is not None:
+            self.deadlines.watch(generation, trace.received_ns / 1e9 + timeout_s)
         trace.generations.append(generation)
         self.timelines.open(generation, trace.path)
         if self.config.run.log_requests:
@@ -228,7 +214,6 @@ class Service:
 
     def abort(self, generation: Generation, reason: AbortReason = "abort") -> None:
         """Asks the ring to end the request, which then sends the final reply. A request that was not sent ends here."""
-        generation.is_aborted = True
         generation.abort_reason = reason
         if not generation.is_sent:
             self.registry.end(generation, _end_so_far(generation, reason))
@@ -281,27 +266,29 @@ class Service:
         self.metrics.note_step(now_ns, num_rows_after)
         self.timelines.note_step(step, now_ns)
 
-    def _note_end(self, generation: Generation) -> None:
+    def _note_end(self, generation: Generation, final: UserReply) -> None:
         self.router.release(generation.uid)
         self.deadlines.forget(generation)
         self.hold.forget(generation)
         if generation.is_part:
             return
         self.admission.note_end()
-        if not generation.is_remnant:
-            self.metrics.note_end(generation)
-            if not generation.has_listener:
-                self.timelines.close(generation)
+        if generation.final is final:
+            self._note_reply(generation)
+
+    def _note_reply(self, generation: Generation) -> None:
+        """Counts a request that has ended for its client."""
+        self.metrics.note_end(generation)
+        if not generation.has_listener:
+            self.timelines.close(generation)
 
     def _expire(self, generation: Generation) -> None:
         self.abort(generation, "timeout")
 
     def _end_here(self, generation: Generation) -> None:
         """Ends a request after its deadline with its partial output, without waiting for the ring."""
-        self.on_part(self.registry.part(generation, _end_so_far(generation, "timeout")))
-        self.metrics.note_end(generation)
-        if not generation.has_listener:
-            self.timelines.close(generation)
+        generation.finish(_end_so_far(generation, "timeout"))
+        self._note_reply(generation)
 
     def find_quiet(self) -> tuple[QuietRequest, ...]:
         """Returns the requests without a recent token, from which the launcher detects stalls."""
@@ -321,7 +308,7 @@ class Service:
         requests = self.registry.all_open()
         return {
             "requests": len(requests),
-            "abandoned_requests": sum(not generation.has_listener for generation in requests),
+            "abandoned_requests": sum(generation.is_unread for generation in requests),
             "requests_on_hold": len(self.hold),
             "calls": len(self.queries) + len(self.peers),
             "deadlines": len(self.deadlines),
@@ -343,7 +330,3 @@ def _end_so_far(generation: Generation, reason: AbortReason) -> UserReply:
     message = generation.message
     usage = Usage(prompt_tokens=num_int32(message.prompt_ids), completion_tokens=len(generation.output_ids))
     return UserReply(generation.uid, generation.attempt, reason, usage=usage, stamps=message.stamps)
-
-
-def _ignore(generation: Generation) -> None:
-    pass

@@ -26,7 +26,7 @@ from messages.schema import SCHEMA_VERSION
 
 SUFFIX = ".frames"
 MAGIC = b"SLUICEFR"
-FORMAT = 1
+FORMAT = 2
 """Version of the file format. The header has the schema version of the messages; fields are only ever appended."""
 
 FILE_HEADER = struct.Struct("<8sIIQQQQ48s")

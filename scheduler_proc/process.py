@@ -43,20 +43,20 @@ def import_runner(link: ProcessLink) -> LoadRunner:
     link.phase("importing torch")
     import_torch()
     # Imported late: it needs torch, and the operator should see the phase first.
-    from scheduler_proc.computing.load_runner import find_shared_model, load_model
+    from scheduler_proc.computing.load_runner import find_shared_models, load_models
 
     config, files = link.config, link.run_dir
     if config.run.tensor_parallel > 1:
-        return partial(load_as_leader, link, load_model)
+        return partial(load_as_leader, link, load_models)
     keeps_cache = config.cache.keep_kv_cache and config.cache.enable_prefix_caching
     kv_file = files.kv_file(place_of(link.name)) if keeps_cache else None
     weights_file = files.weights_file if config.model.share_weights else None
     prepared = None
     if link.is_successor:
-        prepared = find_shared_model(config, link.phase, worker_number(link.name), weights_file)
+        prepared = find_shared_models(config, link.phase, worker_number(link.name), weights_file)
 
     def load_runner(config: Config, report: Report, engine: int) -> Runner:
-        model = prepared or load_model(config, report, engine, weights_file)
+        model = prepared or load_models(config, report, engine, weights_file)
         return model.make_runner(report, kv_file)
 
     return load_runner

@@ -45,7 +45,7 @@ def serve(link: ProcessLink) -> None:
     link.phase("importing torch")
     import_torch()
     # Imported late: it needs torch.
-    from scheduler_proc.computing.load_runner import load_model
+    from scheduler_proc.computing.load_runner import load_models
 
     receiver: Receiver[ToRank] = Receiver(link.run_dir.socket(link.name), ToRank)
     link.add_receiver(receiver)
@@ -56,7 +56,7 @@ def serve(link: ProcessLink) -> None:
             return
         link.wait()
     ranks_file = link.run_dir.ranks_file(engine_name(engine))
-    model = load_model(link.config, link.phase, engine, rank=rank, ranks_file=ranks_file)
+    model = load_models(link.config, link.phase, engine, rank=rank, ranks_file=ranks_file)
     runner = model.make_runner(link.phase)
     loop = RankLoop(runner)
     link.profiler.make_observer = make_observer

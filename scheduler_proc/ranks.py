@@ -11,7 +11,7 @@ from messages.ring.steps import JoinRanks, ToRank
 from runtime.process import ProcessLink
 
 if TYPE_CHECKING:
-    from scheduler_proc.computing.load_runner import LoadedModel
+    from scheduler_proc.computing.loading.loaded_models import LoadedModels
     from scheduler_proc.computing.runner import Runner
 
 log = logging.getLogger("sluice.ranks")
@@ -19,7 +19,7 @@ log = logging.getLogger("sluice.ranks")
 
 def load_as_leader(
     link: ProcessLink,
-    load_model: "Callable[..., LoadedModel]",
+    load_models: "Callable[..., LoadedModels]",
     config: Config,
     report: Callable[[str, float | None], None],
     engine: int,
@@ -40,4 +40,4 @@ def load_as_leader(
             sender.send(message)
 
     send(JoinRanks())
-    return load_model(config, report, engine, ranks_file=ranks_file).make_runner(report, publish=send)
+    return load_models(config, report, engine, ranks_file=ranks_file).make_runner(report, publish=send)

@@ -1,9 +1,11 @@
 """Fixtures that the tests of several packages share, and the environment of this process."""
 
 import atexit
+import collections
 import fcntl
 import functools
 import gc
+import json
 import os
 import re
 from collections.abc import Generator
@@ -33,26 +35,13 @@ os.environ["SSL_CERT_DIR"] = os.devnull
 # collection, and each garbage collection in a test would traverse them again.
 gc.disable()
 
-LONG_FILES = (
-    *("ring/test_frontend_workers.py", "ring/test_restart.py", "ring/test_poison.py", "ring/test_grammars.py"),
-    *("kernels/gpu/test_compile.py", "ring/test_browser.py", "kernels/cpu/test_sanitizers.py"),
-    *("ring/test_standby.py", "supervisor/test_standby.py", "ring/test_engines.py", "ring/test_ranks.py"),
-    *("ring/test_remote_engines.py", "ring/test_speculation.py", "ring/test_operation.py", "ring/test_timelines.py"),
-    *("scheduler_proc/test_greedy_tokens.py", "supervisor/admin/test_handover.py", "ring/test_soak.py"),
-    *("supervisor/test_supervisor.py", "supervisor/test_replacement.py", "ring/test_openapi.py", "ring/test_golden.py"),
-    *("scheduler_proc/test_overlap_soak.py", "frontend/requests/test_hold.py", "test_launch.py"),
-    *("ring/test_chaos.py", "benchmarks/test_bench_recovery.py"),
-    *("kernels/operations/test_packed_linear.py", "detokenizer_proc/test_decoders.py"),
-    *("scheduler_proc/computing/backends/cuda/test_forward_passes.py", "kernels/gpu/test_paged_decode.py"),
-    *("kernels/gpu/test_draw_filtered.py", "scheduler_proc/deciding/test_soak.py", "test_gpu_tests.py"),
-    *("frontend/recovery/test_continuation.py", "frontend/test_process.py", "supervisor/model/test_fetch.py"),
-    *("supervisor/cli/test_operate.py", "supervisor/admin/test_scaling.py", "benchmarks/test_run_gpu.py"),
-    *("frontend/http/test_h11_agreement.py", "benchmarks/test_bench_footprint.py", "ring/test_tool_calls.py"),
-    *("ring/test_starts.py", "ring/test_agents.py", "ring/test_token_runs.py", "supervisor/test_ranks.py"),
-    *("ring/test_kv_tiers.py", "kernels/gpu/test_sample.py", "scheduler_proc/computing/test_generation.py"),
-    *("scheduler_proc/test_mixed_requests.py", "benchmarks/experiments/test_bench_quantization.py"),
-)
-"""These start first, so that no worker is left alone with one at the end. A wrong order only costs time."""
+LAST_DURATIONS = "sluice/durations"
+"""The key in pytest's cache of the seconds, MIN_S or more, of each unit of work in the last run of all tests."""
+
+DURATIONS = Path(__file__).with_name("durations.json")
+"""These are used where no run has kept any: a copy of `.pytest_cache/v/sluice/durations`. Wrong ones only cost time."""
+
+MIN_S = 1.0
 
 SESSION_SERVERS = ("faulty_ring", "plain_ring", "restarted_ring", "twin_ring", "bard_ring")
 """Fixtures of tests/ring/conftest.py that several files share."""
@@ -78,10 +67,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    rank = {Path(__file__).parent / name: index for index, name in enumerate(LONG_FILES)}
-    assert all(path.exists() for path in rank), [str(path) for path in rank if not path.exists()]
-    items.sort(key=lambda item: rank.get(item.path, len(rank)))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long units of work start first, so that no worker is left alone with one at the end."""
+    cache = getattr(config, "cache", None)  # may be switched off
+    kept = cache and cache.get(LAST_DURATIONS, None)
+    seconds: dict[str, float] = kept or json.loads(DURATIONS.read_text(encoding="utf-8"))
+    items.sort(key=lambda item: -seconds.get(unit_of(item.nodeid), 0))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -111,6 +102,25 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
+durations: dict[str, float] = collections.defaultdict(float)
+"""Seconds by unit of work, in this run."""
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    durations[unit_of(report.nodeid)] += report.duration
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    config = session.config
+    cache = getattr(config, "cache", None)
+    has_run_all = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not (
+        config.option.markexpr or config.option.keyword or session.shouldstop or session.shouldfail
+    )
+    if has_run_all and cache and not hasattr(config, "workerinput"):
+        longest = sorted(durations.items(), key=lambda each: -each[1])
+        cache.set(LAST_DURATIONS, {unit: round(seconds, 1) for unit, seconds in longest if seconds >= MIN_S})
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Like `--dist loadfile`, but one worker gets all files that share a session's server, which starts once."""
@@ -119,17 +129,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class LoadServers(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            path = nodeid.partition("::")[0]
-            return session_server(path) or path
+            return unit_of(nodeid)
 
     return LoadServers(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+def unit_of(nodeid: str) -> str:
+    """Returns what one worker runs as a whole: the file of the test, or the session's server that its file shares."""
+    return unit_of_file(nodeid.partition("::")[0])
+
+
 @functools.cache
-def session_server(path: str) -> str | None:
-    """Returns the fixture of tests/ring/conftest.py that the file at `path`, relative to the root, uses."""
+def unit_of_file(path: str) -> str:
     text = (Path(__file__).parents[1] / path).read_text(encoding="utf-8") if path.startswith("tests/ring/") else ""
-    return next((name for name in SESSION_SERVERS if name in text), None)
+    return next((name for name in SESSION_SERVERS if name in text), path)
 
 
 @pytest.hookimpl(trylast=True)

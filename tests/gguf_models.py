@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kernels.arguments.block_rows import FORMS, GGUF_FORMS, BlockRows
+from kernels.arguments.block_forms import FORMS, GGUF_FORMS
+from kernels.arguments.block_rows import BlockRows
 from kernels.operations.dequantize_blocks import dequantize_blocks_reference
 from tests.checkpoints import build_checkpoint
 from tests.gguf_files import Stored, Typed, write_gguf

@@ -126,6 +126,7 @@ LAYERS = {
         "scheduler_proc/deciding/scheduler.py",
         "scheduler_proc/deciding/schedule_reports.py",
         "scheduler_proc/deciding/policy.py scheduler_proc/deciding/results.py scheduler_proc/deciding/refusals.py",
+        "scheduler_proc/deciding/yielding.py",
         "scheduler_proc/deciding/row_results.py scheduler_proc/deciding/step_plan.py "
         "scheduler_proc/deciding/step_size.py",
         "scheduler_proc/deciding/in_flight.py",
@@ -217,8 +218,8 @@ LAYERS = {
 }
 """The rooms of each package from the top down. A room imports only from itself and from lines below it."""
 
-LOAD_RUNNER = "scheduler_proc/computing/load_runner.py"
-MODEL_WEIGHTS = "scheduler_proc/computing/loading/model_weights.py"
+TRANSFORMERS_LOADER = "scheduler_proc/computing/loading/transformers_loader.py"
+FAMILY_LOADER = "scheduler_proc/computing/loading/family_loader.py"
 FUNCTION_LEVEL_IMPORTS = {
     ("sluice/command.py", "launch"): "is found only after its folder has been named",
     ("launch.py", "supervisor.programs"): "is for commands only",
@@ -237,10 +238,10 @@ FUNCTION_LEVEL_IMPORTS = {
     ("scheduler_proc/rank_process.py", "scheduler_proc.computing.load_runner"): "takes seconds (torch)",
     ("scheduler_proc/computing/torch_import.py", "torch"): "the process imports this file long before",
     ("scheduler_proc/computing/torch_import.py", "numpy"): "likewise, and under a setting",
-    (MODEL_WEIGHTS, "scheduler_proc.computing.loading.open_weights"): "random weights need no safetensors",
-    (MODEL_WEIGHTS, "scheduler_proc.computing.loading.adapters.read_adapter"): "random weights need no safetensors",
-    (MODEL_WEIGHTS, "scheduler_proc.computing.loading.weight_cache"): "likewise",
-    (LOAD_RUNNER, "scheduler_proc.computing.transformers_model.loading"): "takes seconds (transformers)",
+    (FAMILY_LOADER, "scheduler_proc.computing.loading.open_weights"): "random weights need no safetensors",
+    (FAMILY_LOADER, "scheduler_proc.computing.loading.adapters.read_adapter"): "random weights need no safetensors",
+    (FAMILY_LOADER, "scheduler_proc.computing.loading.weight_cache"): "likewise",
+    (TRANSFORMERS_LOADER, "scheduler_proc.computing.transformers_model.loading"): "takes seconds (transformers)",
     ("runtime/profiling.py", "pyinstrument"): "is needed while a profile runs, and not before",
     ("runtime/grammars.py", "llguidance"): "is needed from the first grammar on",
     ("tokenizer_proc/grammars.py", "llguidance"): "is needed from the first grammar on",

@@ -26,7 +26,7 @@ class GrammarChild(RestartedChild):
     """A child process that checks grammars. Only for one thread at a time."""
 
     def __init__(self, facts: ModelFacts):
-        greeting = msgspec.json.encode(facts)
+        greeting = msgspec.msgpack.encode(facts)
         super().__init__("tokenizer_proc.grammar_child", greeting=greeting, limit_signal=signal.SIGXCPU)
 
     def load(self) -> None:
@@ -45,7 +45,7 @@ class GrammarChild(RestartedChild):
 
     def check(self, grammar: Grammar, timeout_s: float) -> GrammarCheck:
         """Raises `ChildEndedError`."""
-        return msgspec.json.decode(self.ask(msgspec.json.encode(grammar), timeout_s), type=GrammarCheck)
+        return msgspec.msgpack.decode(self.ask(msgspec.msgpack.encode(grammar), timeout_s), type=GrammarCheck)
 
 
 class _Lane:

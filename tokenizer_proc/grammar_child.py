@@ -1,7 +1,7 @@
 """`python -m tokenizer_proc.grammar_child PARENT_PID`: checks grammars in a process that may be killed at any time.
 
 A grammar of a few lines can take minutes and gigabytes to compile, or be nested so deeply that the process crashes.
-Frames (`child_process.py`) are JSON: first `ModelFacts`, with an empty reply when the tokenizer is loaded, then one
+Frames (`child_process.py`) are msgpack: first `ModelFacts`, with an empty reply when the tokenizer is loaded, then one
 `GrammarCheck` in reply to each `Grammar`.
 """
 
@@ -34,16 +34,16 @@ class GrammarCheck(msgspec.Struct, frozen=True):
 
 def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     """Checks grammars until the parent closes its end. One that exceeds `MAX_CPU_S` ends the process."""
-    reader = GrammarReader(msgspec.json.decode(read_frame(requests) or b"", type=ModelFacts))
+    reader = GrammarReader(msgspec.msgpack.decode(read_frame(requests) or b"", type=ModelFacts))
     reader.load()
     write_frame(replies, b"")
     while (body := read_frame(requests)) is not None:
         lower_limit(resource.RLIMIT_CPU, int(time.process_time()) + 1 + MAX_CPU_S)
         try:
-            checked = GrammarCheck(reader.check(msgspec.json.decode(body, type=Grammar)))
+            checked = GrammarCheck(reader.check(msgspec.msgpack.decode(body, type=Grammar)))
         except RequestError as refusal:
             checked = GrammarCheck(error=refusal.info)
-        write_frame(replies, msgspec.json.encode(checked))
+        write_frame(replies, msgspec.msgpack.encode(checked))
 
 
 def main() -> None:

@@ -34,17 +34,15 @@ ONE_OF_ADVICE = (
 
 
 def call_grammar(
-    text: str, tokenizer: "LLTokenizer", options: dict[str, Any] | None = None, *, is_closed: bool = True
+    asked: CallGrammar, tokenizer: "LLTokenizer", options: dict[str, Any] | None = None, *, is_closed: bool = True
 ) -> str:
-    """Returns the grammar of a `CallGrammar` in llguidance's form. Raises `GrammarError` if it cannot have one.
+    """Returns the grammar of calls in llguidance's form. Raises `GrammarError` if it cannot have one.
 
     `options` replace `OPTIONS` in calls without marks.
     """
-    asked = msgspec.json.decode(text, type=CallGrammar)
-    numbers = range(len(asked.calls))
     more = "" if asked.separator is None else f" ({json.dumps(asked.separator)} call)*"
-    rules = [f"start: call{more}", "call: " + " | ".join(f"call_{number}" for number in numbers)]
-    for number, (begin, schema, end) in zip(numbers, asked.calls, strict=True):
+    rules = [f"start: call{more}", "call: " + " | ".join(f"call_{number}" for number in range(len(asked.calls)))]
+    for number, (begin, schema, end) in enumerate(asked.decoded()):
         if schema is None:
             rules.append(f"call_{number}: {marks(begin, tokenizer)} arguments_{number}")
             rules.append(text_until(f"arguments_{number}", end, tokenizer))
@@ -60,14 +58,13 @@ def call_grammar(
     return library.LLMatcher.grammar_from_lark("\n".join(rules))
 
 
-def free_arguments(calls: str) -> str:
-    """Returns a `CallGrammar` with any arguments for tools whose schemas cannot be used; "" if all of them can.
+def free_arguments(asked: CallGrammar) -> CallGrammar | None:
+    """Returns the calls with any arguments for tools whose schemas cannot be used; `None` if all of them can.
 
     A model may call such tools, but is not held to their schemas.
     """
-    asked = msgspec.json.decode(calls, type=CallGrammar)
-    is_freed = False
-    for _, schema, _ in asked.calls:
+    is_freed, calls = False, asked.decoded()
+    for _, schema, _ in calls:
         if schema is None:
             continue
         others = {key: value for key, value in schema.items() if key in DEFINITIONS}
@@ -78,7 +75,7 @@ def free_arguments(calls: str) -> str:
             if arguments and compile_schema(json.dumps({**others, **properties[arguments]})):
                 properties[arguments] = {"type": "object"}
                 is_freed = True
-    return msgspec.json.encode(asked).decode() if is_freed else ""
+    return asked.with_calls(calls) if is_freed else None
 
 
 class GrammarReader:
@@ -100,23 +97,24 @@ class GrammarReader:
             for each in filter(None, (text, limit and limit.text)):
                 self._compiler.compile(each)
         except GrammarError as error:
-            if grammar.kind != "calls" and grammar.param == "tools" and (freed := free_arguments(grammar.calls)):
-                return self.check(msgspec.structs.replace(grammar, calls=freed))
+            if grammar.kind != "calls" and grammar.param == "tools" and grammar.calls is not None:
+                freed = free_arguments(grammar.calls)
+                if freed is not None:
+                    return self.check(msgspec.structs.replace(grammar, calls=freed))
             raise bad_request(f"{grammar.param} cannot be used: {_words(grammar, error)}", grammar.param) from None
         return Grammar("llguidance", text, grammar.param, limit=limit)
 
     def _join(self, grammar: Grammar) -> str:
         """Returns the whole grammar, including a thought before it and calls in its place."""
-        if grammar.thought is None and not grammar.calls:
+        if grammar.thought is None and grammar.calls is None:
             return self._translate(grammar)
         if grammar.kind == "thought":
             return ""
         tokenizer = self._compiler.tokenizer()
-        calls_text = grammar.text if grammar.kind == "calls" else grammar.calls
         answer = None if grammar.kind == "calls" else self._translate(grammar)
         options = None if answer is None else _options_of(answer)
         is_closed = grammar.closes_objects is not False
-        calls = call_grammar(calls_text, tokenizer, options, is_closed=is_closed) if calls_text else None
+        calls = grammar.calls and call_grammar(grammar.calls, tokenizer, options, is_closed=is_closed)
         return join_grammars(grammar.thought, calls, answer, tokenizer)
 
     def _translate(self, grammar: Grammar) -> str:
@@ -132,11 +130,9 @@ class GrammarReader:
                 return library.LLMatcher.grammar_from_lark(f"start: {choices}")
             case "lark":
                 return lark_grammar(grammar.text, is_closed=is_closed)
-            case "calls":
-                return call_grammar(grammar.text, self._compiler.tokenizer(), is_closed=is_closed)
             case "structural_tag":
                 return structural_tag_grammar(grammar.text, self._compiler.tokenizer(), is_closed=is_closed)
-            case "llguidance" | "thought":
+            case "llguidance" | "thought" | "calls":
                 return grammar.text
 
 
@@ -157,8 +153,8 @@ def _words(grammar: Grammar, error: GrammarError) -> str:
     if grammar.kind == "json_schema":
         place = find_fault(grammar.text, compile_schema)
         words = f"{error} (at {place})" if place else words
-    elif grammar.kind == "calls":
-        words = explain_calls(msgspec.json.decode(grammar.text, type=CallGrammar), compile_schema) or words
+    elif grammar.kind == "calls" and grammar.calls is not None:
+        words = explain_calls(grammar.calls, compile_schema) or words
     return words.replace(ONE_OF_REFUSAL, ONE_OF_ADVICE)
 
 

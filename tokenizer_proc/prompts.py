@@ -15,7 +15,7 @@ from tokenizer_proc.infill import InfillEncoder
 from tokenizer_proc.joined_texts import Texts
 from tokenizer_proc.oldest_messages import drop_oldest
 from tokenizer_proc.parameter_texts import with_token_ids
-from tokenizer_proc.thoughts import with_thought
+from tokenizer_proc.thoughts import begun_in, place_of, with_thought
 
 FIRST_PROBE_CHARS_PER_TOKEN = 4
 
@@ -47,8 +47,10 @@ class PromptReader:
         prompt must leave room for a token. Raises `RequestError`, and whatever the tokenizer raises.
         """
         asked = message.sampling_params
-        if message.chat is not None and text is not None:
-            asked = with_thought(asked, message.chat, text)
+        chat, place = message.chat, None
+        if text is not None and chat is not None and chat.thought is not None:
+            place = place_of(text, chat.thought, begun_in(chat))
+            asked = with_thought(asked, chat.thought, place)
         if message.infill is not None:
             asked = self._infills.with_ends(asked)
         max_prompt_tokens = self._max_prompt_tokens(asked)
@@ -80,6 +82,7 @@ class PromptReader:
             engine=message.engine,
             group=message.group,
             spans=message.spans,
+            begins_in_thought=place == "inside",
         )
         yield first
         for sibling in message.siblings:

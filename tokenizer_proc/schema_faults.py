@@ -52,7 +52,7 @@ def _parameters(asked: CallGrammar) -> Iterator[Schema]:
 
     A tool that accepts any text has a schema that allows everything.
     """
-    schemas: list[Schema] = [schema or {} for _, schema, _ in asked.calls]
+    schemas: list[Schema] = [schema or {} for _, schema, _ in asked.decoded()]
     begins = zip(asked.names, asked.calls, strict=False)
     if len(asked.names) == len(schemas) and all(name in begin for name, (begin, _, _) in begins):
         yield from schemas

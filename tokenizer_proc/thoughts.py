@@ -32,9 +32,9 @@ def place_of(prompt: str, thought: Thought, begun: str = "") -> ThoughtPlace:
     if begun.strip():
         return "inside" if begun.rfind(thought.begin) > begun.rfind(thought.end) else "behind"
     prompt = prompt.rstrip()
-    if prompt.endswith(thought.begin):
+    if prompt.endswith(thought.begin.rstrip()):
         return "inside"
-    return "behind" if prompt.endswith(thought.end) else "before"
+    return "behind" if prompt.endswith(thought.end.rstrip()) else "before"
 
 
 def close_thought(prompt: str, thought: Thought, *, has_switch: bool) -> str:
@@ -45,21 +45,18 @@ def close_thought(prompt: str, thought: Thought, *, has_switch: bool) -> str:
     return prompt + thought.empty if place == "before" and not has_switch else prompt
 
 
-def with_thought(params: SamplingParams, chat: ChatPrompt, prompt: str) -> SamplingParams:
+def with_thought(params: SamplingParams, thought: Thought, place: ThoughtPlace) -> SamplingParams:
     """Adds the thought, and its budget if any, to the grammar of the parameters."""
-    grammar, thought = params.grammar, chat.thought
-    if thought is None or (grammar is None and thought.budget is None):
-        return params
-    place = place_of(prompt, thought, _begun(chat))
+    grammar = params.grammar
     if grammar is None:
-        if place == "behind":
+        if thought.budget is None or place == "behind":
             return params
         grammar = Grammar("thought", "", THINKING_BUDGET)
     placed = msgspec.structs.replace(thought, place=place)
     return msgspec.structs.replace(params, grammar=msgspec.structs.replace(grammar, thought=placed))
 
 
-def _begun(chat: ChatPrompt) -> str:
+def begun_in(chat: ChatPrompt) -> str:
     """Returns the text of the message that the output continues."""
     if not chat.continue_final_message:
         return ""

@@ -19,8 +19,8 @@ from benchmarks.kernels.measure import (
     product_rate,
     read_bandwidth,
 )
-from kernels.arguments.block_rows import FORMS, Segment
-from kernels.arguments.codes import Bits
+from kernels.arguments.block_forms import FORMS
+from kernels.arguments.block_rows import Segment
 from kernels.arguments.routes import Routing
 from kernels.cpu.huge_pages import empty_huge
 from kernels.formats.packed import PackedWeight
@@ -30,6 +30,7 @@ from kernels.formats.registry import find_block_format
 from kernels.formats.weight_format import Linear, Weight
 from kernels.operations.experts import combine_experts, gather_rows, route_tokens
 from kernels.operations.packed_linear import has_packed_kernel, pack
+from kernels.operations.quantize import Bits
 from kernels.operations.silu_mul import silu_mul
 from tests.kernels.gpu.plausible_blocks import plausible_rows
 

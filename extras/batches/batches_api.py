@@ -12,12 +12,11 @@ from extras.batches.files_api import Page, StoreApi, on_disk, page_of, read_quer
 from extras.batches.lines import ENDPOINTS
 from extras.batches.records import BatchRecord, ExpiresAfter
 from extras.batches.store import BatchStore
-from frontend.http.body import BodyDecoder, read_body
+from frontend.http.body import BodyDecoder
 from frontend.http.field_names import UnknownFields
 from frontend.http.responses import JsonReply
 from messages.errors import ErrorInfo, RequestError, bad_request, quoted
 
-MAX_BODY_BYTES = 65536
 MAX_OPEN = 100
 """Batches that may be open."""
 
@@ -61,7 +60,7 @@ class BatchApi(StoreApi):
     async def create(self, request: Request) -> JsonReply:
         """Raises `RequestError`: 400, 404 for an unknown file, 429 if too many batches are open."""
         store = self._store
-        body = self._decoder.decode(await read_body(request, MAX_BODY_BYTES))
+        body = (await self._decoder.receive(request)).fields
         if body.endpoint not in ENDPOINTS:
             raise bad_request(
                 f"endpoint must be one of {', '.join(ENDPOINTS)}, got {quoted(body.endpoint)}", "endpoint"

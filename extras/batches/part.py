@@ -15,7 +15,6 @@ from extras.batches.runner import BatchRunner
 from extras.batches.store import BatchStore
 from frontend.extras import FrontendContext, FrontendPart
 from frontend.http.endpoint import Endpoint
-from frontend.http.field_names import UnknownFields
 from messages.control.processes import FRONTEND, place_of
 
 
@@ -28,9 +27,8 @@ class BatchPart(FrontendPart):
         batch = self._batch = BatchConfig.of(config)
         self._store = BatchStore(Path(batch.batch_dir), int(batch.batch_dir_gb * 2**30)) if batch.batch_dir else None
         self._runners: list[BatchRunner | OfflineBatch] = []
-        unknown = UnknownFields(is_strict=config.http.strict_fields)
         files = FilesApi(self._store, int(batch.max_batch_file_mb * 2**20))
-        self.endpoints = batching(files, BatchApi(self._store, unknown))
+        self.endpoints = batching(files, BatchApi(self._store, context.unknown))
 
     def begin(self, endpoints: Iterable[Endpoint]) -> None:
         """Makes what runs batches here. Raises `BootError` for files that cannot be used."""
@@ -41,7 +39,7 @@ class BatchPart(FrontendPart):
             return
         gate = Gate(link.config, service.registry, service.processes, link.uid_block)
         by_path = {endpoint.path: endpoint for endpoint in endpoints if endpoint.path in ENDPOINTS}
-        caller = LineCaller(by_path, gate, service.note_response, int(http.max_body_mb * 2**20))
+        caller = LineCaller(by_path, gate, service.note_response, http.max_body_bytes)
         if store is not None:
             self._runners.append(BatchRunner(store, caller, http.request_timeout_s))
         if files:

@@ -12,18 +12,16 @@ from starlette.requests import Request
 from extras.decisions.input_text import DecisionInput, Item, read_input
 from extras.decisions.labels import names_of, probabilities_of, rows_of
 from extras.decisions.questions import MAX_QUESTIONS, Answer, Question
-from extras.embeddings.pooled_requests import PooledCalls, PooledFields, PooledReader, values_of
+from extras.embeddings.pooled_requests import PooledCalls, PooledFields, values_of
 from extras.embeddings.scores import answer_prompt
 from frontend.api.answers.chat_messages import ChatMessage
 from frontend.api.answers.conversation import Conversations
 from frontend.api.answers.pooled import check_num_texts
 from frontend.api.parameters.sampling import NonEmpty
-from frontend.http.field_names import UnknownFields
 from frontend.http.stream import WholeReply
 from frontend.requests.costs import LONG_CHARS
 from frontend.requests.generation import Generation
 from frontend.requests.trace import trace_of
-from frontend.service import Service
 from messages.columns import unpack_int32
 from messages.errors import RequestError, bad_request
 from messages.ring.replies import EncodeReply
@@ -92,11 +90,11 @@ class SharedPrompt(NamedTuple):
 
 
 class DecisionApi:
-    def __init__(self, service: Service, calls: PooledCalls, conversations: Conversations, unknown: UnknownFields):
-        self._service = service
+    def __init__(self, calls: PooledCalls, conversations: Conversations):
+        self._service = calls.service
         self._calls = calls
         self._conversations = conversations
-        self._reader = PooledReader(service, DecisionBody, unknown)
+        self._reader = calls.reader(DecisionBody)
 
     async def decide(self, request: Request) -> WholeReply:
         """Raises `RequestError`."""

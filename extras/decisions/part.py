@@ -5,7 +5,6 @@ from extras.embeddings.pooled_requests import PooledCalls
 from frontend.api.answers.conversation import Conversations
 from frontend.extras import FrontendContext, FrontendPart
 from frontend.http.endpoint import Endpoint
-from frontend.http.field_names import UnknownFields
 
 EXAMPLE = {
     "input": "My order arrived broken, and I want my money back.",
@@ -19,17 +18,13 @@ EXAMPLE = {
 
 class DecisionsPart(FrontendPart):
     def __init__(self, context: FrontendContext):
-        service = context.service
-        unknown = UnknownFields(is_strict=context.link.config.http.strict_fields)
-        conversations = Conversations(service, context.model_format)
-        api = DecisionApi(service, PooledCalls(service), conversations, unknown)
+        api = DecisionApi(PooledCalls(context), Conversations(context.service, context.model_format))
         self.endpoints = [
             Endpoint(
                 "/v1/decisions",
                 api.decide,
                 "Answer questions about an input with probabilities",
                 Decision,
-                method="POST",
                 tag="decisions",
                 body=DecisionBody,
                 errors=(404, 504),

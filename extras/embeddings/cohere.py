@@ -8,15 +8,13 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 
-from extras.embeddings.pooled_requests import PooledCalls, PooledFields, PooledReader, usage_of, vector_of
+from extras.embeddings.pooled_requests import PooledCalls, PooledFields, usage_of, vector_of
 from extras.embeddings.prompts import InputType, find_prompt
 from extras.embeddings.vectors import base64_of
 from frontend.api.parameters.sampling import AtLeastOne, NonEmpty
-from frontend.http.field_names import UnknownFields
 from frontend.http.stream import WholeReply
 from frontend.requests.generation import Generation
 from frontend.requests.trace import trace_of
-from frontend.service import Service
 from messages.errors import bad_request
 from messages.ring.requests import Pooling
 
@@ -83,10 +81,10 @@ class CohereVectors(msgspec.Struct, frozen=True):
 
 
 class CohereApi:
-    def __init__(self, service: Service, calls: PooledCalls, unknown: UnknownFields):
+    def __init__(self, calls: PooledCalls):
         self._calls = calls
-        self._reader = PooledReader(service, CohereEmbedBody, unknown)
-        self._max_tokens = service.config.facts.max_model_len
+        self._reader = calls.reader(CohereEmbedBody)
+        self._max_tokens = calls.service.config.facts.max_model_len
 
     async def embed(self, request: Request) -> WholeReply:
         """Raises `RequestError`."""

@@ -9,18 +9,15 @@ from extras.embeddings.tei import TeiApi
 from extras.embeddings.vectors import VectorApi
 from frontend.api.answers.conversation import Conversations
 from frontend.extras import FrontendContext, FrontendPart
-from frontend.http.field_names import UnknownFields
 
 
 class EmbeddingsPart(FrontendPart):
     def __init__(self, context: FrontendContext):
-        service, config = context.service, context.link.config
-        unknown = UnknownFields(is_strict=config.http.strict_fields)
-        calls = PooledCalls(service)
-        scorer = Scorer(calls, Conversations(service, context.model_format), config)
+        calls = PooledCalls(context)
+        scorer = Scorer(calls, Conversations(context.service, context.model_format), context.link.config)
         self.endpoints = [
-            *pooling(VectorApi(service, calls, unknown), CohereApi(service, calls, unknown)),
-            *ranking(RerankApi(service, calls, scorer, unknown), TeiApi(service, calls, scorer, unknown)),
+            *pooling(VectorApi(calls), CohereApi(calls)),
+            *ranking(RerankApi(calls, scorer), TeiApi(calls, scorer)),
         ]
 
 

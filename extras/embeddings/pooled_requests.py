@@ -7,20 +7,18 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
-from starlette.requests import Request
 
 from frontend.api.answers.pooled import open_pooled, pooled_reply
 from frontend.api.parameters.adapter_names import find_adapter, salt_for
 from frontend.api.parameters.foreign_fields import FOREIGN
-from frontend.api.parameters.generation_body import REQUEST_ID_TEXT, NumKept, RequestId, Side, check_model
+from frontend.api.parameters.generation_body import REQUEST_ID_TEXT, NumKept, RequestId, RequestReader, Side
 from frontend.api.parameters.sampling import INT64_TEXT, Int64, Salt, Seconds
-from frontend.http.body import BodyDecoder, read_body
-from frontend.http.field_names import NameRules, UnknownFields
+from frontend.extras import FrontendContext
+from frontend.http.field_names import NameRules
 from frontend.http.stream import WholeReply
 from frontend.requests.generation import Generation
 from frontend.requests.prompt_request import Prompt, PromptRequest
-from frontend.requests.trace import RequestTrace, trace_of
-from frontend.service import Service
+from frontend.requests.trace import RequestTrace
 from messages.columns import unpack_float32
 from messages.config.pooling import PoolingFacts
 from messages.errors import bad_request
@@ -73,33 +71,18 @@ class ResultList(msgspec.Struct, Generic[D], frozen=True, kw_only=True):
     usage: PooledUsage
 
 
-class PooledReader(Generic[T]):
-    """Reads the bodies of one endpoint, of type `struct`; `renamed` are other servers' names for its fields."""
-
-    def __init__(
-        self, service: Service, struct: type[T], unknown: UnknownFields, renamed: dict[str, str] | None = None
-    ):
-        self._service = service
-        self._decoder = BodyDecoder(struct, NameRules(REFUSED, IGNORED, renamed or {}, FOREIGN), unknown)
-        self._max_body_bytes = int(service.config.http.max_body_mb * 2**20)
-
-    async def read(self, request: Request) -> T:
-        """Returns the body; the trace gets its request id. Raises `RequestError`."""
-        self._service.check_admission()
-        body = self._decoder.decode(await read_body(request, self._max_body_bytes))
-        check_model(self._service.config.facts, body.model)
-        trace = trace_of(request.scope)
-        trace.request_id = body.request_id or trace.request_id
-        return body
-
-
 class PooledCalls:
     """Makes the requests of bodies, each for one result of its prompt, and the response when all have ended."""
 
-    def __init__(self, service: Service):
-        self._service = service
-        self._facts = facts = service.config.facts
+    def __init__(self, context: FrontendContext):
+        self.service, self._unknown = context.service, context.unknown
+        self._facts = facts = context.service.config.facts
         self.pooling = facts.pooling or PoolingFacts()
+
+    def reader(self, struct: type[T], renamed: dict[str, str] | None = None) -> RequestReader[T]:
+        """Returns the reader of an endpoint; `renamed` are other servers' names for fields of its bodies."""
+        rules = NameRules(REFUSED, IGNORED, renamed or {}, FOREIGN)
+        return RequestReader(self.service, struct, rules, self._unknown)
 
     def model_name(self, body: PooledFields) -> str:
         """Returns the model's name as the client spells it."""
@@ -153,8 +136,8 @@ class PooledCalls:
 
         `places` names the part of the body that each request comes from, or the list that has one part for each.
         """
-        entries = open_pooled(self._service, requests, trace, timeout_s=body.timeout_s, param=places)
-        return pooled_reply(self._service, entries, lambda: content(entries), places)
+        entries = open_pooled(self.service, requests, trace, timeout_s=body.timeout_s, param=places)
+        return pooled_reply(self.service, entries, lambda: content(entries), places)
 
 
 def values_of(entry: Generation) -> "array[float]":

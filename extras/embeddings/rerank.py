@@ -11,7 +11,6 @@ from starlette.types import ASGIApp
 from extras.embeddings.pooled_requests import (
     PooledCalls,
     PooledFields,
-    PooledReader,
     PooledUsage,
     ResultList,
     as_list,
@@ -20,11 +19,9 @@ from extras.embeddings.pooled_requests import (
 from extras.embeddings.scores import ScoreOptions, Scorer, Scoring
 from extras.embeddings.tei import RankedText, TeiFields, TeiReply, with_truncation
 from frontend.api.parameters.sampling import AtLeastOne, NonEmpty, Switch
-from frontend.http.field_names import UnknownFields
 from frontend.http.stream import WholeReply
 from frontend.requests.generation import Generation
 from frontend.requests.trace import trace_of
-from frontend.service import Service
 from messages.errors import bad_request
 
 PATH_WITHOUT_DOCUMENTS = "/v2/rerank"
@@ -87,11 +84,11 @@ class ScoreData(msgspec.Struct, frozen=True):
 
 
 class RerankApi:
-    def __init__(self, service: Service, calls: PooledCalls, scorer: Scorer, unknown: UnknownFields):
+    def __init__(self, calls: PooledCalls, scorer: Scorer):
         self._calls = calls
         self._scorer = scorer
-        self._reranks = PooledReader(service, RerankBody, unknown)
-        self._scores = PooledReader(service, ScoreBody, unknown)
+        self._reranks = calls.reader(RerankBody)
+        self._scores = calls.reader(ScoreBody)
 
     async def rerank(self, request: Request) -> ASGIApp:
         """Raises `RequestError`."""

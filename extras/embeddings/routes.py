@@ -20,7 +20,7 @@ from frontend.http.endpoint import Endpoint
 QUERY, DOCUMENTS = "What is a llama?", ["A camelid.", "A kind of bread."]
 RERANK = {"query": QUERY, "documents": DOCUMENTS, "top_n": 1}
 
-_POST = partial(Endpoint, method="POST", tag="embeddings", errors=(404, 504))
+_POST = partial(Endpoint, tag="embeddings", errors=(404, 504))
 _TEI = partial(_POST, error_form=TEI_ERRORS)
 
 

@@ -8,17 +8,15 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from extras.embeddings.pooled_requests import PooledCalls, PooledFields, PooledReader, vector_of
+from extras.embeddings.pooled_requests import PooledCalls, PooledFields, vector_of
 from extras.embeddings.prompts import PromptName, find_prompt
 from extras.embeddings.scores import ScoreOptions, Scorer
 from extras.embeddings.vectors import INPUT_TEXT, Several, read_inputs
 from frontend.api.parameters.sampling import AtLeastOne, NonEmpty, Switch
 from frontend.errors import ErrorFields, ErrorForm, error_body
-from frontend.http.field_names import UnknownFields
 from frontend.http.responses import error_reply
 from frontend.http.stream import WholeReply
 from frontend.requests.trace import trace_of
-from frontend.service import Service
 from messages.errors import ErrorInfo, RequestError
 from messages.ring.requests import Pooling
 
@@ -103,11 +101,11 @@ def with_truncation(body: B, truncate: bool | None, direction: str | None) -> B:
 
 
 class TeiApi:
-    def __init__(self, service: Service, calls: PooledCalls, scorer: Scorer, unknown: UnknownFields):
+    def __init__(self, calls: PooledCalls, scorer: Scorer):
         self._calls = calls
         self._scorer = scorer
-        self._embeds = PooledReader(service, EmbedBody, unknown)
-        self._similarities = PooledReader(service, SimilarityBody, unknown)
+        self._embeds = calls.reader(EmbedBody)
+        self._similarities = calls.reader(SimilarityBody)
 
     async def embed(self, request: Request) -> WholeReply:
         """Raises `RequestError`."""

@@ -14,7 +14,6 @@ from extras.embeddings.heads import activate, class_activation
 from extras.embeddings.pooled_requests import (
     PooledCalls,
     PooledFields,
-    PooledReader,
     ResultList,
     values_of,
     vector_of,
@@ -22,12 +21,10 @@ from extras.embeddings.pooled_requests import (
 from extras.embeddings.prompts import InputType, PromptName, find_prompt
 from frontend.api.answers.chat_messages import MESSAGES_TEXT, Messages, make_chat_prompt
 from frontend.api.parameters.sampling import TOKEN_IDS_TEXT, AtLeastOne, NonEmpty, Switch, TokenId, TokenIds
-from frontend.http.field_names import UnknownFields
 from frontend.http.stream import WholeReply
 from frontend.requests.generation import Generation
 from frontend.requests.prompt_request import Prompt
 from frontend.requests.trace import trace_of
-from frontend.service import Service
 from messages.errors import bad_request
 from messages.ring.requests import Pooling
 
@@ -88,11 +85,11 @@ class ClassData(msgspec.Struct, frozen=True):
 
 
 class VectorApi:
-    def __init__(self, service: Service, calls: PooledCalls, unknown: UnknownFields):
+    def __init__(self, calls: PooledCalls):
         self._calls = calls
-        self._embeddings = PooledReader(service, EmbeddingBody, unknown)
-        self._poolings = PooledReader(service, PoolingBody, unknown)
-        self._classifications = PooledReader(service, ClassifyBody, unknown, {"use_activation": "activation"})
+        self._embeddings = calls.reader(EmbeddingBody)
+        self._poolings = calls.reader(PoolingBody)
+        self._classifications = calls.reader(ClassifyBody, {"use_activation": "activation"})
 
     async def embed(self, request: Request) -> WholeReply:
         """Raises `RequestError`."""

@@ -7,10 +7,9 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from extras.infill.reply import InfillEvents, InfillView
-from frontend.api.parameters.generation_body import MAX_INT32, ModelFields, ModelReader, name_rules
+from frontend.api.parameters.generation_body import MAX_INT32, ModelFields, RequestReader, check_stream, name_rules
 from frontend.api.parameters.sampling import NumLogprobs, Sampling, Switch
 from frontend.extras import FrontendContext
-from frontend.http.field_names import UnknownFields
 from frontend.http.stream import EventStream, WholeReply
 from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.trace import trace_of
@@ -48,8 +47,9 @@ class InfillBody(ModelFields, frozen=True, kw_only=True):
 class InfillApi:
     def __init__(self, context: FrontendContext):
         self._service, self._streams = context.service, context.streams
-        unknown = UnknownFields(is_strict=self._service.config.http.strict_fields)
-        self._reader = ModelReader(self._service, InfillBody, name_rules({}, ("n_indent", "t_max_prompt_ms")), unknown)
+        self._reader = RequestReader(
+            self._service, InfillBody, name_rules({}, ("n_indent", "t_max_prompt_ms")), context.unknown, (check_stream,)
+        )
         self._sampling = Sampling(self._service.config.facts)
 
     async def create(self, request: Request) -> EventStream | WholeReply:

@@ -17,7 +17,6 @@ class InfillPart(FrontendPart):
                 api.create,
                 "Fill in the text between a prefix and a suffix",
                 InfillEnd,
-                method="POST",
                 tag="generation",
                 description="As in llama.cpp. A model without tokens for it (FIM) refuses the request.",
                 body=InfillBody,

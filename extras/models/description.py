@@ -12,7 +12,6 @@ from extras.models.messages import Description
 from extras.models.model_keys import model_flags
 from messages.errors import SluiceError, cut
 from runtime.run_dir import RunDir
-from scheduler_proc.computing.hf_config import read_hf_config
 from supervisor.console import Console
 from supervisor.flags import parse_flags
 from supervisor.model.gguf.model_directory import move_temporary
@@ -75,7 +74,7 @@ def read_description(directory: Path) -> Description | None:
 def _describe(section: ModelsConfig, entry: ModelEntry, files: RunDir) -> Description:
     # Imported late: it needs torch.
     from scheduler_proc.computing.kv_cache.kv_tensors import GIB, MAX_CPU_CACHE_BYTES, choose_num_pages
-    from scheduler_proc.computing.load_runner import measure_model
+    from scheduler_proc.computing.load_runner import measure_models
     from scheduler_proc.computing.model.families.registry import needs_transformers
 
     config = build_config(parse_flags(model_flags(section.shared_flags, entry)), Console())
@@ -83,11 +82,11 @@ def _describe(section: ModelsConfig, entry: ModelEntry, files: RunDir) -> Descri
     cache, num_engines = config.cache, max(1, config.run.data_parallel)
     is_sized = cache.kv_cache_memory_gb is not None or cache.num_pages is not None
     share = min(int((section.models_memory_gb or 0.0) * GIB) // CACHE_SHARE, MAX_CPU_CACHE_BYTES)
-    if needs_transformers(config.model, read_hf_config(Path(config.facts.model_dir))):
+    if needs_transformers(config):
         weight_bytes, num_bytes = find_weight_bytes(config), int((cache.kv_cache_memory_gb or 0.0) * GIB) or share
         cache = cache if is_sized else replace(cache, kv_cache_memory_gb=share / GIB)
     else:
-        weight_bytes, sizes = measure_model(config)
+        weight_bytes, sizes = measure_models(config)
         limit = LARGEST_BYTES if is_sized else max(share, sizes.num_bytes(sizes.pages_per_context))
         cache = replace(cache, num_pages=choose_num_pages(config, sizes, limit))
         num_bytes = sizes.num_bytes(cache.num_pages or 0)

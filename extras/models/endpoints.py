@@ -19,13 +19,11 @@ from extras.ollama.errors import OLLAMA_ERRORS
 from frontend.api.anthropic.endpoints import ID_HEADER
 from frontend.api.anthropic.errors import ANTHROPIC_ERRORS
 from frontend.api.operate.info import VersionReply, find_version
-from frontend.http.body import BodyDecoder, read_body
+from frontend.http.body import BodyDecoder
 from frontend.http.endpoint import Endpoint
 from frontend.http.responses import JsonReply
 from frontend.links.processes import ProcessHealth, ProcessView, ServerState
 from runtime.process import ProcessLink
-
-MAX_BODY_BYTES = 65536
 
 
 class ModelHealth(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -108,7 +106,7 @@ class RouterApi:
         return JsonReply(Success())
 
     async def _read_name(self, request: Request) -> str:
-        body = self._names.decode(await read_body(request, MAX_BODY_BYTES))
+        body = (await self._names.receive(request)).fields
         await self._forwarder.wait_known()
         name = find_model(self._table, body.model)
         self._keys.check(name, request.scope["headers"])
@@ -118,7 +116,7 @@ class RouterApi:
 def serving(api: RouterApi) -> list[Endpoint]:
     """Returns the endpoints that the router answers itself, besides the lists of models and the metrics."""
     example = {"one": {"model": "m"}}
-    command = partial(Endpoint, method="POST", tag="models", reply=Success, body=ModelName, errors=(404,))
+    command = partial(Endpoint, tag="models", reply=Success, body=ModelName, errors=(404,))
     public = partial(Endpoint, access="public", is_polled=True)
     return [
         public("/health", api.health, "The state of each process and model", RouterHealth),

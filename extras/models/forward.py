@@ -46,7 +46,7 @@ class Forwarder:
         self.keys = keys
         self.loads = loads
         self.upstreams = table.upstreams
-        self._max_body_bytes = int(http.max_body_mb * 2**20)
+        self._max_body_bytes = http.max_body_bytes
         self.root_path = f"/{http.root_path.strip('/')}".rstrip("/")
         self._hold_s = hold_s
         self.open: set[Forwarded] = set()

@@ -17,7 +17,7 @@ from extras.ollama.errors import OLLAMA_ERRORS
 from extras.ollama.models import NEVER, Details, LocalModel, LocalModels, Shown, ShownModel, rfc3339
 from extras.ollama.part import plain_routes
 from frontend.errors import UnavailableError
-from frontend.http.body import BodyDecoder, read_body
+from frontend.http.body import BodyDecoder
 from frontend.http.endpoint import Endpoint
 from frontend.http.field_names import NameRules
 from frontend.http.responses import JsonReply
@@ -25,15 +25,13 @@ from frontend.parsing.model_format import load_model_format
 from runtime.gguf.gguf_file import SUFFIX
 from runtime.model_files import is_weight_file
 
-MAX_BODY_BYTES = 65536
-
 
 class OllamaLists:
     def __init__(self, table: ModelTable, residency: Residency, entries: Iterable[ModelEntry]):
         self._table = table
         self._paths = {entry.name: entry.path for entry in entries if not entry.is_on_hub}
         self._residency = residency
-        self._decoder = BodyDecoder(ModelBody, NameRules(renamed={"name": "model"}))
+        self._decoder = BodyDecoder(ModelBody, NameRules(renamed={"name": "model"}), needs_type=False)
         self._shown: dict[str, ShownModel] = {}
         """By the file of the model's configuration."""
 
@@ -56,7 +54,7 @@ class OllamaLists:
 
     async def show(self, request: Request) -> JsonReply:
         """Raises `RequestError`: 404 for an unknown model, 503 for one whose files have not been read yet."""
-        body = self._decoder.decode(await read_body(request, MAX_BODY_BYTES, needs_type=False))
+        body = (await self._decoder.receive(request)).fields
         name = find_model(self._table, body.model, is_ollama=True)
         for _, shown in self._known([name]):
             return JsonReply(shown.shown(body.model))

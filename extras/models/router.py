@@ -70,7 +70,7 @@ class ModelRouter(Front):
             rules,
             requests,
             self._forwarder.root_path,
-            bodies=BodyBudget(int(config.http.max_body_mb * 2**20) * BODIES, bool),
+            bodies=BodyBudget(config.http.max_body_bytes * BODIES, bool),
             on_response=self._note_response,
         )
         self._server = HttpServer(rules.with_cors(app), config.http, self._start, self._tick)

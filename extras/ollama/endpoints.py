@@ -21,7 +21,7 @@ from extras.ollama.reply import Answer, AnswerLines, DoneReason, Piece, Render, 
 from frontend.api.answers.answer_blocks import AnswerBlocks
 from frontend.api.answers.conversation import Conversation, Conversations
 from frontend.api.parameters.generation_body import check_model
-from frontend.http.body import BodyDecoder, read_body
+from frontend.http.body import BodyDecoder
 from frontend.http.field_names import NameRules, UnknownFields
 from frontend.http.responses import JsonReply
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
@@ -48,18 +48,18 @@ class Asked(NamedTuple, Generic[B]):
 class Reader:
     """Reads bodies; any media type is accepted, for some clients send none."""
 
-    def __init__(self, service: Service):
+    def __init__(self, service: Service, unknown: UnknownFields):
         self._service = service
-        self._max_body_bytes = int(service.config.http.max_body_mb * 2**20)
         self._rules = NameRules(refused=REFUSED, ignored=("shift",), renamed={"name": "model"})
-        self._unknown = UnknownFields(is_strict=service.config.http.strict_fields)
+        self._unknown = unknown
 
     def decoder(self, struct: type[B]) -> BodyDecoder[B]:
-        return BodyDecoder(struct, self._rules, self._unknown)
+        max_bytes = self._service.config.http.max_body_bytes
+        return BodyDecoder(struct, self._rules, self._unknown, max_bytes=max_bytes, needs_type=False)
 
     async def read(self, request: Request, decoder: BodyDecoder[B]) -> Asked[B]:
         """Raises `RequestError`."""
-        body = decoder.decode(await read_body(request, self._max_body_bytes, needs_type=False))
+        body = (await decoder.receive(request)).fields
         facts, name = self._service.config.facts, body.model
         served = name if name in facts.served_names else name.removesuffix(LATEST)
         check_model(facts, served)

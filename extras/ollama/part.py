@@ -21,13 +21,13 @@ USER = {"role": "user", "content": "How far is the moon?"}
 UNSUPPORTED = (("pull", "POST"), ("create", "POST"), ("push", "POST"), ("copy", "POST"), ("delete", "DELETE"))
 
 _OLLAMA = partial(Endpoint, tag="Ollama", error_form=OLLAMA_ERRORS)
-_MODEL = partial(_OLLAMA, method="POST", errors=(404,))
+_MODEL = partial(_OLLAMA, errors=(404,))
 
 
 class OllamaPart(FrontendPart):
     def __init__(self, context: FrontendContext):
         service, config = context.service, context.service.config
-        reader, conversations = Reader(service), Conversations(service, context.model_format)
+        reader, conversations = Reader(service, context.unknown), Conversations(service, context.model_format)
         answers = AnswerApi(service, context.streams, reader, conversations)
         self.endpoints = routes(answers, EmbedApi(service, reader), ModelsApi(config, reader, context.model_format))
 

@@ -8,9 +8,10 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from extras.ollama.errors import ollama_error
-from frontend.api.answers.answer_blocks import AnswerBlocks, Block, BlockEnd, BlockEvent, BlockText
+from frontend.api.answers.answer_blocks import AnswerBlocks, BlockEnd, BlockEvent, BlockText
 from frontend.api.answers.logprob_fields import ChatLogprob, TokenNames
 from frontend.http.stream import EventWriter
+from frontend.parsing.argument_json import read_arguments
 from frontend.requests.generation import Generation
 from messages.errors import ErrorInfo
 from messages.ring.replies import UserReply
@@ -18,7 +19,7 @@ from messages.ring.replies import UserReply
 DoneReason = Literal["stop", "length", "load", "unload"]
 
 
-class CalledFunction(msgspec.Struct, frozen=True):
+class OllamaFunction(msgspec.Struct, frozen=True):
     index: int
     name: str
     arguments: dict[str, Any]
@@ -26,7 +27,7 @@ class CalledFunction(msgspec.Struct, frozen=True):
 
 class OllamaCall(msgspec.Struct, frozen=True):
     id: str
-    function: CalledFunction
+    function: OllamaFunction
 
 
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,16 +182,8 @@ def _gather(events: Iterable[BlockEvent]) -> Piece:
             case BlockText(block, text) if block.kind != "call":
                 texts[block.kind].append(text)
             case BlockEnd(block) if block.kind == "call" and not block.is_cut:
-                calls.append(_call(block))
+                function = OllamaFunction(block.call_index, block.name, read_arguments(block.text))
+                calls.append(OllamaCall(block.call_id, function))
             case _:
                 pass
     return Piece("".join(texts["text"]), "".join(texts["reasoning"]), calls)
-
-
-def _call(block: Block) -> OllamaCall:
-    """Returns a call. Arguments that are not a JSON object are returned under `invalid_json`."""
-    try:
-        arguments = msgspec.json.decode(block.text or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        arguments = {"invalid_json": block.text}
-    return OllamaCall(block.call_id, CalledFunction(block.call_index, block.name, arguments))

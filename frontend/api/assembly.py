@@ -22,16 +22,15 @@ from frontend.api.operate.tokens import TokensApi
 from frontend.api.operate.watching import Watching
 from frontend.api.responses.endpoints import ResponsesApi
 from frontend.api.responses.routes import responding
+from frontend.extras import FrontendContext
 from frontend.http.access import AccessRules
 from frontend.http.app import App
 from frontend.http.endpoint import Endpoint
-from frontend.http.field_names import UnknownFields
 from frontend.http.openapi import OpenApiApi
 from frontend.http.stream import OpenStreams
 from frontend.metrics.adapter_collector import AdapterCollector
 from frontend.metrics.process_collector import ProcessCollector
 from frontend.metrics.request_collector import RequestCollector
-from frontend.parsing.model_format import ModelFormat
 from frontend.recovery.continuation import Continuations
 from frontend.service import Service
 
@@ -60,11 +59,9 @@ def make_watching(
     return Watching(HealthApi(service, gauges), RequestsApi(service, streams), metrics)
 
 
-def make_endpoints(
-    service: Service, streams: OpenStreams, model_format: ModelFormat, watching: Watching
-) -> list[Endpoint]:
+def make_endpoints(context: FrontendContext, watching: Watching) -> list[Endpoint]:
     """Returns the route table."""
-    unknown = UnknownFields(is_strict=service.config.http.strict_fields)
+    _, service, streams, model_format, unknown, _ = context
     conversations = Conversations(service, model_format)
     return [
         *routes.generating(

@@ -71,16 +71,15 @@ TREE_QUERY = (
     ),
 )
 
-_POST = partial(Endpoint, method="POST")
 _OPENAI = partial(Endpoint, tag="OpenAI", errors=(404,))
-_TOKENS = partial(_POST, tag="tokens", errors=(404,))
+_TOKENS = partial(Endpoint, tag="tokens", errors=(404,))
 _CACHE = partial(Endpoint, tag="administration", access="operator")
 
 
 def generating(generate: GenerateApi, completions: CompletionApi, chat: ChatApi) -> list[Endpoint]:
     """Returns the endpoints that generate text."""
     return [
-        _POST(
+        Endpoint(
             "/generate",
             generate.generate,
             "Generate from a prompt (native)",
@@ -100,7 +99,6 @@ def generating(generate: GenerateApi, completions: CompletionApi, chat: ChatApi)
             completions.create,
             "Complete one or several prompts",
             Completion,
-            method="POST",
             body=CompletionBody,
             events=(Completion,),
             parameters=(REQUEST_ID,),
@@ -115,7 +113,6 @@ def generating(generate: GenerateApi, completions: CompletionApi, chat: ChatApi)
             chat.create,
             "Continue a conversation",
             ChatCompletion,
-            method="POST",
             body=ChatBody,
             events=(ChatChunk,),
             parameters=(REQUEST_ID,),
@@ -130,7 +127,6 @@ def generating(generate: GenerateApi, completions: CompletionApi, chat: ChatApi)
             chat.count,
             "Number of tokens in the prompt of a conversation",
             InputTokens,
-            method="POST",
             body=ChatBody,
             examples={"one": {"messages": MESSAGES}},
         ),
@@ -212,7 +208,7 @@ def tracing(requests: RequestsApi, aborts: AbortApi) -> list[Endpoint]:
             errors=(404,),
             parameters=(REQUEST_NAME,),
         ),
-        _POST(
+        Endpoint(
             "/abort_request",
             aborts.abort_request,
             "Abort running requests; their clients get the partial output",
@@ -232,12 +228,11 @@ def caching(api: CacheApi) -> list[Endpoint]:
             api.explain,
             "How much of a prompt is in the prefix cache, from which request, and why not more",
             ExplainReply,
-            method="POST",
             body=ExplainBody,
             examples={"text": {"prompt": PROMPT}, "chat": {"messages": MESSAGES, "cache_salt": "tenant-1"}},
         ),
         _CACHE("/cache/tree", api.tree, nodes, CacheTreeReply, parameters=TREE_QUERY),
-        _POST(
+        Endpoint(
             "/flush_cache",
             api.flush,
             "Empty the prefix cache",

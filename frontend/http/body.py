@@ -31,6 +31,9 @@ JSON_TYPE = "application/json"
 MAX_CONTAINERS = 1 << 17
 """Maximum lists and objects in a body; each takes a few microseconds to validate and convert."""
 
+SMALL_BODY_BYTES = 65536
+"""The limit for bodies without prompts."""
+
 MAX_FIELDS = 128
 """Maximum fields in a body: each unknown field is compared with all known ones."""
 
@@ -107,16 +110,30 @@ class BodyDecoder(Generic[T]):
     """Decodes bodies into `struct`, whose fields each have a `Meta` description of their values.
 
     `rules` decide how other names are treated, `unknown` how names are treated that no server uses. Names that look
-    like misspellings are refused.
+    like misspellings are refused. `receive` refuses bodies of more than `max_bytes`.
     """
 
-    def __init__(self, struct: type[T], rules: NameRules | None = None, unknown: UnknownFields | None = None):
+    def __init__(
+        self,
+        struct: type[T],
+        rules: NameRules | None = None,
+        unknown: UnknownFields | None = None,
+        *,
+        max_bytes: int = SMALL_BODY_BYTES,
+        needs_type: bool = True,
+    ):
+        self._max_bytes = max_bytes
+        self._needs_type = needs_type
         self._decoder = msgspec.json.Decoder(struct)
         hints = typing.get_type_hints(struct, include_extras=True)
         self._hints = {name: hints[name] for name in struct.__struct_fields__}
         self._expected = {name: _description(hint) for name, hint in self._hints.items()}
         self._required = [field.name for field in msgspec.structs.fields(struct) if field.required]
         self._names = FieldNames(self._expected, rules or NameRules(), unknown or UnknownFields())
+
+    async def receive(self, request: Request) -> DecodedBody[T]:
+        """Reads the body of a request, as `read_body` does, and decodes it. Raises `RequestError`."""
+        return self.read(await read_body(request, self._max_bytes, needs_type=self._needs_type))
 
     def decode(self, body: bytes) -> T:
         """Returns the decoded body. Raises `RequestError` (400)."""

@@ -48,7 +48,8 @@ class Endpoint(msgspec.Struct, frozen=True):
     summary: str
     reply: Any = None
     """`None` if the reply is plain text or, with `events`, always a stream."""
-    method: Literal["GET", "POST", "DELETE"] = "GET"
+    method: Literal["GET", "POST", "DELETE"] | None = None
+    """By default POST if it has a body, otherwise GET."""
     tag: str = "operation"
     description: str = ""
     body: type[msgspec.Struct] | None = None
@@ -75,5 +76,10 @@ class Endpoint(msgspec.Struct, frozen=True):
         """The path with plain parameter names: `/v1/models/{id}`."""
         return re.sub(r":\w+}", "}", self.path)
 
+    @property
+    def verb(self) -> str:
+        """The method, given or by default."""
+        return self.method or ("GET" if self.body is None else "POST")
+
     def route(self) -> Route:
-        return Route(self.path, self.run, methods=[self.method])
+        return Route(self.path, self.run, methods=[self.verb])

@@ -49,7 +49,7 @@ def make_document(endpoints: Iterable[Endpoint], version: str, root_path: str, k
     paths: dict[str, Json] = {}
     for endpoint in endpoints:
         operation = _operation(endpoint, schemas, needs_key=keys.are_needed(endpoint.access))
-        paths.setdefault(endpoint.template, {})[endpoint.method.lower()] = operation
+        paths.setdefault(endpoint.template, {})[endpoint.verb.lower()] = operation
     components: Json = {"schemas": schemas.components}
     schemes = {name: _BEARER for access, name in KEY_SCHEMES.items() if keys.are_needed(access)}
     if schemes:
@@ -82,7 +82,7 @@ class _Schemas:
 
 def _operation(endpoint: Endpoint, schemas: _Schemas, *, needs_key: bool) -> Json:
     operation: Json = {
-        "operationId": "_".join([endpoint.method.lower(), *re.findall(r"\w+", endpoint.template)]),
+        "operationId": "_".join([endpoint.verb.lower(), *re.findall(r"\w+", endpoint.template)]),
         "summary": endpoint.summary,
         "tags": [endpoint.tag],
         "responses": {str(status): reply for status, reply in _responses(endpoint, schemas, needs_key=needs_key)},

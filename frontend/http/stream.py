@@ -13,7 +13,7 @@ from frontend.errors import internal_error
 from frontend.http import sse
 from frontend.http.large_reply import make_document
 from frontend.http.responses import JsonReply, log_internal
-from frontend.requests.generation import Generation
+from frontend.requests.generation import Generation, raise_error, wait_for_ends
 from frontend.requests.timing import SERVER_TIMING_HEADER, server_timing
 from frontend.requests.trace import RequestTrace, trace_of
 from frontend.service import Service
@@ -201,38 +201,24 @@ class EventStream:
 class WholeReply:
     """An ASGI response that waits for the end of all `choices` and then sends the JSON document from `content`.
 
-    `work` runs first; it ends choices that consist of parts (`Service.open_part`).
+    `check` is called with each choice that has ended, as in `wait_for_ends`. `work` runs first; it ends
+    choices that consist of parts (`Service.open_part`).
     """
 
     service: Service
     choices: Sequence[Generation]
     content: Callable[[], Any]
+    check: Callable[[int, Generation], None] = raise_error
     work: Callable[[], Awaitable[object]] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with watched(self.service, self.choices, receive):
             if self.work is not None:
                 await self.work()
-            if await self._wait_end():
+            if await wait_for_ends(self.choices, self.check):
                 content = await make_document(self.content, self.choices)
                 timing = (SERVER_TIMING_HEADER, server_timing(self.choices))
                 await JsonReply(content, headers=(timing,))(scope, receive, send)
-
-    async def _wait_end(self) -> bool:
-        """Returns True when all have ended, False as soon as the client has left. Raises the error of any choice."""
-        changed = self.choices[0].changed
-        running = self.choices
-        while True:
-            error = _error_of(running)
-            if error is not None:
-                raise RequestError(error)
-            running = [generation for generation in running if generation.final is None]
-            if not running:
-                return True
-            if not _are_heard(running):
-                return False
-            changed.clear()
-            await changed.wait()
 
 
 @contextlib.contextmanager

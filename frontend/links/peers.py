@@ -1,8 +1,7 @@
 """The other frontends of the server: questions to all of them, and their questions to this one."""
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from frontend.errors import UnavailableError
@@ -43,7 +42,8 @@ class Peers:
         self._next_uid = next_uid
         self._senders = FrontendSenders(open_sender, lambda sender: sender.close())
         self._answerers: dict[type[Any], Callable[[Any], PeerReply]] = {}
-        self._pending: dict[int, _PendingQuestion] = {}
+        self._pending: dict[int, dict[int, asyncio.Future[PeerReply]]] = {}
+        """The replies to each question, by the block of uids of the frontend that is asked."""
 
     def register(self, kind: type[Q], answer: Callable[[Q], PeerReply]) -> None:
         """Calls `answer` for each question of this kind from another frontend."""
@@ -60,17 +60,16 @@ class Peers:
             return Replies({}, 0)
         if len(self._pending) >= MAX_PENDING:
             raise UnavailableError(f"{MAX_PENDING} calls wait for other frontends", "too_many_calls", 1)
-        uid, asked = self._next_uid(), _PendingQuestion(names)
-        self._pending[uid] = asked
+        uid, loop = self._next_uid(), asyncio.get_running_loop()
+        asked = self._pending[uid] = {block: loop.create_future() for block in names}
         try:
             for block in names:
                 self._senders.send_to(block, PeerAsk(uid, question))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ASK_TIMEOUT_S):
-                    await asked.is_over.wait()
+            await asyncio.wait(asked.values(), timeout=ASK_TIMEOUT_S)
         finally:
             del self._pending[uid]
-        replies = {names[block]: reply for block, reply in asked.replies.items() if isinstance(reply, kind)}
+        replied = [(block, each.result()) for block, each in asked.items() if each.done() and not each.cancelled()]
+        replies = {names[block]: reply for block, reply in replied if isinstance(reply, kind)}
         return Replies(replies, len(names) - len(replies))
 
     def accept(self, message: PeerAsk | PeerAnswer) -> None:
@@ -80,15 +79,16 @@ class Peers:
                 reply = self._answerers[type(question)](question)
                 self._senders.send_to(block_of(uid), PeerAnswer(uid, self._own_block, reply))
             case PeerAnswer(uid, block, reply):
-                asked = self._pending.get(uid)
-                if asked is not None:
-                    asked.note(block, reply)
+                asked = self._pending.get(uid, {}).get(block)
+                if asked is not None and not asked.done():
+                    asked.set_result(reply)
 
     def follow(self) -> None:
         """Call it after each process table: stops waiting for frontends that are gone, and closes their channels."""
         living = {status.uid_block for status in self._processes.other_fronts(self._own_block)}
         for asked in self._pending.values():
-            asked.wait_only_for(living)
+            for block in asked.keys() - living:
+                asked[block].cancel()
         gone = self._processes.find_gone_frontends(self._own_block)
         if gone is not None:
             self._senders.forget(gone)
@@ -98,21 +98,3 @@ class Peers:
 
     def close(self) -> None:
         self._senders.close()
-
-
-class _PendingQuestion:
-    """The replies to one question; `is_over` is set when no further reply can arrive."""
-
-    def __init__(self, blocks: Collection[int]):
-        self._waiting = set(blocks)
-        self.replies: dict[int, PeerReply] = {}
-        self.is_over = asyncio.Event()
-
-    def note(self, block: int, reply: PeerReply) -> None:
-        self.replies[block] = reply
-        self.wait_only_for(self._waiting - {block})
-
-    def wait_only_for(self, blocks: Collection[int]) -> None:
-        self._waiting.intersection_update(blocks)
-        if not self._waiting:
-            self.is_over.set()

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
@@ -19,6 +20,7 @@ MAX_PENDING = 256
 
 Question = EncodeMsg | DecodeMsg | FlushCache | CacheQuestion
 Answer = EncodeReply | DecodeReply | CacheFlushed | CacheAnswer
+A = TypeVar("A", EncodeReply, DecodeReply, CacheFlushed, CacheExplained, CacheListed)
 
 log = logging.getLogger("sluice.frontend")
 
@@ -43,24 +45,16 @@ class Queries:
 
     async def encode(self, question: EncodeMsg) -> EncodeReply:
         """Returns the token ids for `question`, which gets a uid here. Raises `RequestError`."""
-        answer = await self._ask(msgspec.structs.replace(question, uid=self._next_uid()))
-        assert isinstance(answer, EncodeReply)
-        if answer.error is not None:
-            raise RequestError(answer.error)
-        return answer
+        return await self._ask(msgspec.structs.replace(question, uid=self._next_uid()), EncodeReply)
 
     async def decode(self, token_ids: bytes) -> str:
         """Returns the text of int32 `token_ids`. Raises `RequestError`."""
-        answer = await self._ask(DecodeMsg(self._next_uid(), token_ids))
-        assert isinstance(answer, DecodeReply)
-        if answer.error is not None:
-            raise RequestError(answer.error)
-        return answer.text
+        return (await self._ask(DecodeMsg(self._next_uid(), token_ids), DecodeReply)).text
 
     async def flush_cache(self, *, is_forced: bool) -> CacheFlushed:
         """Empties the prefix caches of all schedulers. Returns the summed results. Raises `UnavailableError`."""
-        asking = [self._ask(FlushCache(self._next_uid(), is_forced, engine)) for engine in self._engines()]
-        answers = [answer for answer in await asyncio.gather(*asking) if isinstance(answer, CacheFlushed)]
+        questions = [FlushCache(self._next_uid(), is_forced, engine) for engine in self._engines()]
+        answers = await asyncio.gather(*[self._ask(question, CacheFlushed) for question in questions])
         return CacheFlushed(
             0, sum(answer.num_pages for answer in answers), sum(answer.num_requests for answer in answers)
         )
@@ -71,15 +65,13 @@ class Queries:
         Raises `UnavailableError`.
         """
         engines = self._engines()
-        asking = [self._ask(ExplainCache(self._next_uid(), input_ids, cache_salt, engine)) for engine in engines]
-        answers = [answer for answer in await asyncio.gather(*asking) if isinstance(answer, CacheExplained)]
+        questions = [ExplainCache(self._next_uid(), input_ids, cache_salt, engine) for engine in engines]
+        answers = await asyncio.gather(*[self._ask(question, CacheExplained) for question in questions])
         return max(zip(engines, answers, strict=True), key=lambda one: _num_cached_tokens(one[1]))
 
     async def list_cache(self, limit: int, engine: int) -> CacheListed:
         """Returns the largest nodes of the prefix cache of a scheduler. Raises `UnavailableError`."""
-        answer = await self._ask(ListCache(self._next_uid(), limit, engine))
-        assert isinstance(answer, CacheListed)
-        return answer
+        return await self._ask(ListCache(self._next_uid(), limit, engine), CacheListed)
 
     def _engines(self) -> tuple[int, ...]:
         return self._processes.open_engines() or (1,)
@@ -107,7 +99,8 @@ class Queries:
         for question, _ in list(self._pending.values()):
             self._send(question)
 
-    async def _ask(self, question: Question) -> Answer:
+    async def _ask(self, question: Question, kind: type[A]) -> A:
+        """Returns the answer. Raises `RequestError` if it has an error, and `UnavailableError`."""
         self._processes.check_ready(self._restart_hold_s)
         if len(self) >= MAX_PENDING:
             raise UnavailableError(f"{MAX_PENDING} calls are waiting for an answer", "too_many_calls", 1)
@@ -117,11 +110,15 @@ class Queries:
         try:
             self._send(question)
             async with asyncio.timeout(QUERY_TIMEOUT_S):
-                return await future
+                answer = await future
         except TimeoutError:
             raise UnavailableError(f"no answer came within {QUERY_TIMEOUT_S:g} s", "call_timeout") from None
         finally:
             del self._pending[question.uid]
+        assert isinstance(answer, kind)
+        if isinstance(answer, EncodeReply | DecodeReply) and answer.error is not None:
+            raise RequestError(answer.error)
+        return answer
 
     async def _wait_until_open(self) -> None:
         """Waits until questions may enter. Raises `UnavailableError` at the end of the hold."""

@@ -7,6 +7,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from frontend.metrics.distribution import make_metric
 from frontend.requests.registry import Registry
 
 
@@ -27,7 +28,5 @@ class AdapterCollector(Collector):
         labels["running_lora_adapters"] = ",".join(sorted(running))
         labels["waiting_lora_adapters"] = ",".join(sorted(waiting))
         text = "The LoRA adapters of open requests, as labels; the value is the time."
-        family = GaugeMetricFamily("vllm:lora_requests_info", text, labels=list(labels))
-        if self._num_slots:
-            family.add_metric(list(labels.values()), time.time())
-        yield family
+        values = {tuple(labels.values()): time.time()} if self._num_slots else {}
+        yield make_metric(GaugeMetricFamily, "vllm:lora_requests_info", text, list(labels), values)

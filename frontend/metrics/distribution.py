@@ -1,8 +1,14 @@
 """Histograms of values, as `/metrics` shows them."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
 Buckets = list[tuple[str, float]]
 """A Prometheus histogram: pairs of an upper bound and the count of values up to it; the last bound is "+Inf"."""
@@ -29,6 +35,14 @@ def make_buckets(bounds: Sequence[float], counts: Sequence[int]) -> Buckets:
     """Returns `counts` (one more than `bounds`) as cumulative buckets."""
     names = [*(str(float(bound)) for bound in bounds), "+Inf"]
     return list(zip(names, map(float, accumulate(counts)), strict=True))
+
+
+def make_metric(make: Family, name: str, text: str, labels: Sequence[str], values: Mapping[Any, float]) -> Metric:
+    """Returns a metric with a sample for each combination of label values."""
+    family = make(name, text, labels=labels)
+    for label_values, value in values.items():
+        family.add_metric(label_values, value)
+    return family
 
 
 def one_two_five(limit: int) -> tuple[int, ...]:

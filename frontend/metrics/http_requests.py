@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from frontend.metrics.distribution import Distribution
+from frontend.metrics.distribution import Distribution, make_metric
 from frontend.metrics.request_metrics import SPAN_BOUNDS_S
 
 UNKNOWN_HANDLER = "none"
@@ -35,15 +35,12 @@ class HttpRequests(Collector):
         self._seconds[key].add(seconds)
 
     def collect(self) -> Iterator[Metric]:
-        family = CounterMetricFamily(
-            "http_requests",
+        text = (
             "Responses. `handler` is the path with {id} for the variable part, `none` for an unknown path; `status` is "
-            "2xx, 4xx (also for a client that left before its response) or 5xx.",
-            labels=["handler", "method", "status"],
+            "2xx, 4xx (also for a client that left before its response) or 5xx."
         )
-        for labels, count in self._num_answered.items():
-            family.add_metric(labels, count)
-        yield family
+        labels = ["handler", "method", "status"]
+        yield make_metric(CounterMetricFamily, "http_requests", text, labels, self._num_answered)
         durations = HistogramMetricFamily(
             "http_request_duration_seconds",
             "From the head of a request to the end of its response, including streams.",

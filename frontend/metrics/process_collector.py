@@ -1,7 +1,7 @@
 """Metrics of the processes: the schedulers' counts from their beats, and the resource usage of each process."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, get_args
 
@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from frontend.links.processes import ProcessView, kv_cache_usage
-from frontend.metrics.distribution import make_buckets
+from frontend.metrics.distribution import Family, make_buckets, make_metric
 from messages import VERSION
 from messages.config.server import Config
 from messages.control.admin import ScalingCause
@@ -23,6 +23,9 @@ MODEL_LABEL, PROCESS_LABEL = "model_name", "process"
 
 ENGINE_LABEL = "engine"
 """The number of a scheduler; only if there are several."""
+
+Metrics = tuple[tuple[str, str, str], ...]
+"""Names, descriptions, and keys of gauges or counters."""
 
 KV_CACHE_USAGE = "kv_cache_usage"
 GAUGES = (
@@ -108,10 +111,13 @@ class ProcessCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield self._info()
-        yield from self._scheduler_gauges()
+        engines = self._processes.engine_gauges() or {1: {}}
         counted = self._processes.counted() or {1: CounterTotals()}
-        yield from self._counters(counted)
-        yield from self._tiers(counted)
+        counters = {engine: each.counters for engine, each in counted.items()}
+        yield from self._of_engines(GaugeMetricFamily, GAUGES, self._gauges(engines))
+        yield from self._of_engines(CounterMetricFamily, COUNTERS, counters)
+        yield from self._of_engines(GaugeMetricFamily, TIER_GAUGES, engines, KV_TIERS)
+        yield from self._of_engines(CounterMetricFamily, TIER_COUNTERS, counters, KV_TIERS)
         yield from self._histograms(counted)
         statuses = self._processes.statuses()
         yield from self._states(statuses)
@@ -136,22 +142,27 @@ class ProcessCollector(Collector):
         placements = list(self._processes.placements().values())
         labels |= placements[0] if placements else {}
         text = "Always 1; the labels are the flags of this server, with auto resolved."
-        family = GaugeMetricFamily("sluice_info", text, labels=list(labels))
-        family.add_metric(list(labels.values()), 1)
-        return family
+        return make_metric(GaugeMetricFamily, "sluice_info", text, list(labels), {tuple(labels.values()): 1})
 
-    def _scheduler_gauges(self) -> Iterator[Metric]:
-        engines = self._processes.engine_gauges() or {1: {}}
-        num_on_hold = self._processes.num_on_hold
-        for name, text, key in GAUGES:
-            family = GaugeMetricFamily(name, text, labels=self._labels)
-            for engine, gauges in engines.items():
-                value = kv_cache_usage(gauges) if key == KV_CACHE_USAGE else gauges.get(key, 0.0)
-                is_all = key == "waiting" and not self._has_engines
-                family.add_metric(self._values(engine), value + num_on_hold * is_all)
-            if key == "waiting" and self._has_engines:  # requests on hold are at no engine
-                family.add_metric([*self._model, ""], num_on_hold)
-            yield family
+    def _of_engines(
+        self, make: Family, table: Metrics, values: Mapping[int, Mapping[str, float]], tiers: Sequence[str] = ()
+    ) -> Iterator[Metric]:
+        """Yields the metrics in `table` with a sample for each engine or, with `tiers`, for each of its tiers."""
+        for name, text, key in table:
+            samples: dict[tuple[str, ...], float] = {}
+            for engine, of_engine in values.items():
+                for tier in tiers:
+                    samples[*self._values(engine), tier] = of_engine.get(f"{tier}_{key}", 0.0)
+                if not tiers and (engine or key in of_engine):
+                    samples[tuple(self._values(engine))] = of_engine.get(key, 0.0)
+            yield make_metric(make, name, text, [*self._labels, *["tier"] * bool(tiers)], samples)
+
+    def _gauges(self, engines: Mapping[int, Mapping[str, float]]) -> dict[int, dict[str, float]]:
+        """Returns the gauges of each engine. Requests on hold wait at the only engine, or at none: 0."""
+        gauges = {engine: {**each, KV_CACHE_USAGE: kv_cache_usage(each)} for engine, each in engines.items()}
+        held = gauges.setdefault(0, {}) if self._has_engines else next(iter(gauges.values()))
+        held["waiting"] = held.get("waiting", 0.0) + self._processes.num_on_hold
+        return gauges
 
     @property
     def _has_engines(self) -> bool:
@@ -163,7 +174,7 @@ class ProcessCollector(Collector):
         return [MODEL_LABEL, *[ENGINE_LABEL] * self._has_engines]
 
     def _values(self, engine: int) -> list[str]:
-        return [*self._model, *[str(engine)] * self._has_engines]
+        return [*self._model, *[str(engine or "")] * self._has_engines]
 
     def _engines(self) -> Iterator[Metric]:
         """Yields the target number of engines, and how often it was adjusted automatically (`--max-engines`)."""
@@ -172,32 +183,8 @@ class ProcessCollector(Collector):
         yield GaugeMetricFamily("sluice_engines_target", "Target number of engines.", value=num)
         decisions = {} if processes.scaling is None else processes.scaling.num_decisions
         text = "Automatic changes of the number of engines (--max-engines), by cause."
-        family = CounterMetricFamily("sluice_engine_scalings", text, labels=["cause"])
-        for cause in get_args(ScalingCause):
-            family.add_metric([cause], decisions.get(cause, 0))
-        yield family
-
-    def _counters(self, counted: Mapping[int, CounterTotals]) -> Iterator[Metric]:
-        for name, text, key in COUNTERS:
-            family = CounterMetricFamily(name, text, labels=self._labels)
-            for engine, each in counted.items():
-                family.add_metric(self._values(engine), each.counters.get(key, 0.0))
-            yield family
-
-    def _tiers(self, counted: Mapping[int, CounterTotals]) -> Iterator[Metric]:
-        """Yields the metrics of the tiers below the KV cache."""
-        gauges = self._processes.engine_gauges() or {1: {}}
-        counters = {engine: each.counters for engine, each in counted.items()}
-        for make, table, values in (
-            (GaugeMetricFamily, TIER_GAUGES, gauges),
-            (CounterMetricFamily, TIER_COUNTERS, counters),
-        ):
-            for name, text, key in table:
-                family = make(name, text, labels=[*self._labels, "tier"])
-                for engine, of_engine in values.items():
-                    for tier in KV_TIERS:
-                        family.add_metric([*self._values(engine), tier], of_engine.get(f"{tier}_{key}", 0.0))
-                yield family
+        counts = {(cause,): decisions.get(cause, 0) for cause in get_args(ScalingCause)}
+        yield make_metric(CounterMetricFamily, "sluice_engine_scalings", text, ["cause"], counts)
 
     def _histograms(self, counted: Mapping[int, CounterTotals]) -> Iterator[Metric]:
         for key, (name, text) in HISTOGRAMS.items():
@@ -228,10 +215,9 @@ class ProcessCollector(Collector):
         yield from (state, degraded, age, incarnation, restarts)
 
     def _stalls(self) -> Metric:
-        family = CounterMetricFamily("sluice_stalls", "Stalls that the launcher has reported.", labels=["kind"])
-        for kind in get_args(StallKind):
-            family.add_metric([kind], self._processes.num_stalls.get(kind, 0))
-        return family
+        counts = {(kind,): self._processes.num_stalls.get(kind, 0) for kind in get_args(StallKind)}
+        text = "Stalls that the launcher has reported."
+        return make_metric(CounterMetricFamily, "sluice_stalls", text, ["kind"], counts)
 
     def _costs(self, statuses: list[ProcessStatus]) -> Iterator[Metric]:
         """Yields the costs of the process that has each place now; there is no sample if none is running."""

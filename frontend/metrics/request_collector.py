@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from frontend.metrics.distribution import make_metric
 from frontend.metrics.request_metrics import RequestMetrics
 from frontend.requests.admission import Admission
 from messages.ring.replies import FinishReason
@@ -43,9 +44,7 @@ class RequestCollector(Collector):
             ("sluice_streams", "Responses that are being streamed.", "streams"),
             ("sluice_connections", "Open connections of clients.", "connections"),
         ):
-            family = GaugeMetricFamily(name, text, labels=self._names)
-            family.add_metric(self._labels, gauges[key])
-            yield family
+            yield make_metric(GaugeMetricFamily, name, text, self._names, {tuple(self._labels): gauges[key]})
 
     def _counters(self) -> Iterator[Metric]:
         metrics = self._metrics
@@ -101,13 +100,9 @@ class RequestCollector(Collector):
         return family
 
     def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(name, text, labels=self._names)
-        family.add_metric(self._labels, value)
-        return family
+        return make_metric(CounterMetricFamily, name, text, self._names, {tuple(self._labels): value})
 
     def _by(self, name: str, text: str, label: str, values: Iterable[str], counts: Mapping[str, int]) -> Metric:
         """Returns a counter with a sample for each value of `label`."""
-        family = CounterMetricFamily(name, text, labels=[*self._names, label])
-        for value in values:
-            family.add_metric([*self._labels, value], counts.get(value, 0))
-        return family
+        samples = {(*self._labels, value): counts.get(value, 0) for value in values}
+        return make_metric(CounterMetricFamily, name, text, [*self._names, label], samples)

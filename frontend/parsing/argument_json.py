@@ -4,6 +4,8 @@ import json
 import re
 from typing import Any
 
+import msgspec
+
 TOKEN = re.compile(r'"(?:[^"\\]|\\.)*(")?|[{}\[\],]', re.DOTALL)
 """A string, perhaps without its end, or a character of JSON's structure."""
 
@@ -12,6 +14,14 @@ def write_arguments(values: Any) -> str:
     """Returns JSON. Raises `ValueError` for numbers that JSON does not have."""
     text = json.dumps(values, ensure_ascii=False, allow_nan=False)
     return text if is_unicode(text) else json.dumps(values)
+
+
+def read_arguments(text: str) -> dict[str, Any]:
+    """Returns the arguments of a call. Text that is not a JSON object is returned under `invalid_json`."""
+    try:
+        return msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return {"invalid_json": text}
 
 
 def is_object(text: str) -> bool:

@@ -60,11 +60,6 @@ class Mark:
         groups = {name: value for name, value in match.groupdict().items() if value is not None} if is_certain else {}
         return MarkMatch(match.start(), match.end(), is_certain, groups)
 
-    def find_last(self, text: str) -> tuple[int, int] | None:
-        """Returns the start and end of the last mark in a complete text. Raises `TimeoutError`."""
-        spans = [match.span() for match in self._pattern.finditer(text, timeout=MAX_SEARCH_S)]
-        return spans[-1] if spans else None
-
 
 def _first_characters(pattern: Any, source: str) -> str:
     """Returns a pattern for the first character of a mark, or for the one before it; most text has none."""

@@ -95,7 +95,7 @@ def choose_format(tool_call_parser: str, reasoning_parser: str, chat_template: s
         content = tuple(region for region in own_format.regions if region.kind == "content")
         base = own_format._replace(regions=(*content, *reasoning.regions))
     else:
-        base = Format(reasoning.regions, _rest_of(calls, reasoning), None, _needs_special_tokens(reasoning))
+        base = Format(reasoning.regions, _rest_of(calls, reasoning), _needs_special_tokens(reasoning))
     with_tools = base._replace(
         regions=(*base.regions, *calls.regions),
         needs_special_tokens=base.needs_special_tokens or _needs_special_tokens(calls),

@@ -83,7 +83,7 @@ class _Draft(NamedTuple):
 class ResponseParser:
     """Reads one answer. `tools`: the schema of each tool's parameters, by tool name.
 
-    `prompt_end`: the end of the prompt. `begun`: the message that the answer continues, if any.
+    `begun`: the beginning of the answer that is in the prompt: an open thought, or the message that is continued.
 
     A malformed or incomplete call comes out as content, including its marks. If a stream has already shown its
     beginning, its arguments stay as the model wrote them, and a `CallBroken` follows.
@@ -93,7 +93,6 @@ class ResponseParser:
         self,
         format: Format,
         tools: Mapping[str, Any],
-        prompt_end: str = "",
         begun: str = "",
         deltas: Deltas | None = None,
     ):
@@ -119,8 +118,8 @@ class ResponseParser:
         self._num_empty_marks = 0
         self._is_plain = False
         """The rest of the answer is content, because a pattern took too long."""
-        if prompt_end or begun:
-            self._read_silently(prompt_end, begun)
+        self._read_pieces(begun)
+        self._deltas.pop_all()
 
     def feed(self, text: str) -> list[Delta]:
         """Returns the deltas that are certain after `text`."""
@@ -156,27 +155,6 @@ class ResponseParser:
                 self._place = MAX_BEHIND_CHARS
             self._text += piece
             self._read(is_complete=False)
-
-    def _read_silently(self, prompt_end: str, begun: str) -> None:
-        """Parses the beginning of the answer in the prompt, without showing it."""
-        try:
-            self._read_pieces(begun or self._begun_in(prompt_end))
-        except TimeoutError:
-            self._is_plain = True
-        self._deltas.pop_all()
-
-    def _begun_in(self, prompt_end: str) -> str:
-        """Returns the text after the anchor, or otherwise an opening mark at the end of the prompt."""
-        span = self._format.anchor.find_last(prompt_end) if self._format.anchor else None
-        if span is not None:
-            return prompt_end[span[1] :]
-        num_chars = len(prompt_end.rstrip())
-        for region in self._format.regions:
-            if region.kind == "reasoning" and region.opening is not None:
-                span = region.opening.find_last(prompt_end)
-                if span is not None and span[1] >= num_chars:
-                    return prompt_end[span[0] :]
-        return ""
 
     def _read(self, *, is_complete: bool) -> None:
         while not self._is_plain:

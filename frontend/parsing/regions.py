@@ -1,9 +1,9 @@
 """Formats of answers as data: the regions that marks delimit, read from transformers' response templates.
 
 A response template (`transformers.utils.chat_parsing`, 5.23) names for each field of a message the marks around it and
-how its text is read. We add `starts_content` (the region can only be the first thing in the answer), `known_names_only`
-(only the name of a given tool makes it a call; `starts_content` implies it), `keyed_by_name` (a call is `{name:
-arguments}`) and the content "pythonic".
+how its text is read: as text, JSON or tags. We add `starts_content` (the region can only be the first thing in the
+answer), `known_names_only` (only the name of a given tool makes it a call; `starts_content` implies it),
+`keyed_by_name` (a call is `{name: arguments}`) and the content "pythonic".
 """
 
 # pyright: basic
@@ -32,7 +32,8 @@ KINDS: dict[str, Kind] = {
 }
 """The kind of each field of a message. The text of other fields is content."""
 
-CONTENTS = {"text", "int", "float", "bool", "json", "xml-inline", "kv-lines", "pythonic"}
+CONTENTS = {"text", "json", "xml-inline", "pythonic"}
+CONTENT_ARGS = {"strip", "unquoted_keys", "string_delims", "tag_pattern"}
 FIELD_KEYS = {
     *("open", "open_pattern", "close", "close_pattern", "content", "content_args", "repeats", "join", "optional"),
     *("transform", "transform_each", "starts_content", "known_names_only", "keyed_by_name"),
@@ -89,7 +90,7 @@ class Region(NamedTuple):
 
 
 class Format(NamedTuple):
-    """The format of a model's answers. `anchor` ends the part of the prompt that precedes the answer.
+    """The format of a model's answers.
 
     `needs_special_tokens`: some marks are special tokens, so the text must show them.
     """
@@ -97,7 +98,6 @@ class Format(NamedTuple):
     regions: tuple[Region, ...]
     rest: Region | None
     """The text outside all other regions; if None, such text is dropped."""
-    anchor: Mark | None = None
     needs_special_tokens: bool = False
 
     @property
@@ -107,11 +107,6 @@ class Format(NamedTuple):
     @property
     def has_reasoning(self) -> bool:
         return any(region.kind == "reasoning" for region in self.regions)
-
-    @property
-    def may_begin_in_prompt(self) -> bool:
-        """True if the chat template may write a beginning of the answer that the parser needs."""
-        return self.has_reasoning or self.anchor is not None
 
 
 def read_template(template: Any) -> Format:
@@ -128,7 +123,6 @@ def read_template(template: Any) -> Format:
     return Format(
         regions=tuple(region for region in regions if region.opening is not None),
         rest=rests[0] if rests else None,
-        anchor=_read_mark(template, "start_anchor", "it"),
         needs_special_tokens=True,
     )
 
@@ -141,6 +135,7 @@ def read_region(name: str, field: Any) -> Region:
     _check_keys(field, FIELD_KEYS, where)
     if field.get("content", "text") not in CONTENTS:
         raise FormatError(f"{where}: unknown content {field['content']!r}")
+    _check_keys(field.get("content_args", {}), CONTENT_ARGS, f"{where}: content_args")
     opening = _read_mark(field, "open", where)
     if KINDS[name] == "calls" and opening is None:
         raise FormatError(f"{where} has no opening mark")
@@ -179,7 +174,7 @@ def _read_mark(given: dict[str, Any], key: str, where: str) -> Mark | None:
 
 def _read_calls(field: dict[str, Any], opening: Mark) -> CallRule:
     """Returns the rule for calls. They are parsed as they arrive if the transform only selects name and arguments."""
-    keys = ("content", "content_args", "transform", "transform_each")
+    keys = ("content", "content_args", "transform")
     tags = field.get("content_args", {}).get("tag_pattern")
     if isinstance(tags, str):  # indentation is part of a value, and so is all whitespace but one line end on each side
         tags = tags.replace(rf"\s*{VALUE}\s*", rf"\n?{VALUE}\n?")

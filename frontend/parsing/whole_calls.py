@@ -33,7 +33,6 @@ class WholeRule(msgspec.Struct, frozen=True):
     content: str = "text"
     content_args: dict[str, Any] = {}
     transform: Any = None
-    transform_each: bool = False
 
 
 class WholeCalls(CallScanner):
@@ -112,28 +111,15 @@ def parse_content(text: str, rule: WholeRule) -> Any:
             return _parse_json(text, arguments)
         case "xml-inline":
             return _parse_tags(text, arguments)
-        case "kv-lines":
-            return _parse_lines(text, arguments)
-        case "int":
-            return int(text)
-        case "float":
-            return float(text)
-        case "bool":
-            return text.strip().lower() in ("true", "1")
         case _:
             return text.strip() if arguments.get("strip", True) else text
 
 
 def _parse_json(text: str, arguments: dict[str, Any]) -> Any:
     """Parses JSON, optionally with `unquoted_keys` and strings between `string_delims`, as Gemma 4 writes it."""
-    try:
-        if arguments.get("string_delims") or arguments.get("unquoted_keys"):
-            return json.loads(LooseReader(text, arguments.get("string_delims", ())).json)
-        return json.loads(text)
-    except ValueError:
-        if arguments.get("allow_non_json"):
-            return text.strip()
-        raise
+    if arguments.get("string_delims") or arguments.get("unquoted_keys"):
+        return json.loads(LooseReader(text, arguments.get("string_delims", ())).json)
+    return json.loads(text)
 
 
 def _begun_arguments(text: str, rule: WholeRule, schema: Any) -> str:
@@ -158,7 +144,6 @@ def _read_tags(text: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], st
     """Returns the values of consecutive `<key>value</key>` that match `tag_pattern`, and the text after them."""
     pattern = regex.compile(arguments["tag_pattern"], flags=regex.DOTALL)
     values: dict[str, Any] = {}
-    merged: set[str] = set()
     end, deadline_s = 0, time.monotonic() + MAX_SEARCH_S
     while True:
         timeout_s = max(deadline_s - time.monotonic(), 0.001)
@@ -168,14 +153,7 @@ def _read_tags(text: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], st
         if match is None or match.end() == end:
             return values, text[end:]
         end = match.end()
-        key, value = match["key"], _parse_value(match.groupdict().get("value") or "", arguments)
-        if key in merged:
-            values[key].append(value)
-        elif key in values and arguments.get("merge_duplicates"):
-            values[key] = [*(values[key] if isinstance(values[key], list) else [values[key]]), value]
-            merged.add(key)
-        else:
-            values[key] = value
+        values[match["key"]] = match.groupdict().get("value") or ""
 
 
 def _parse_tags(text: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -186,29 +164,8 @@ def _parse_tags(text: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _parse_lines(text: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    separator = arguments.get("kv_sep", ":")
-    values: dict[str, Any] = {}
-    for line in text.split(arguments.get("line_sep", "\n")):
-        key, found, value = line.partition(separator)
-        if found:
-            values[key.strip()] = _parse_value(value.strip(), arguments)
-    return values
-
-
-def _parse_value(text: str, arguments: dict[str, Any]) -> Any:
-    parser = arguments.get("value_parser")
-    return (
-        text if parser is None else parse_content(text, WholeRule(parser.get("name", "text"), parser.get("args", {})))
-    )
-
-
 def _transform(value: Any, rule: WholeRule, captures: dict[str, str]) -> Any:
-    if rule.transform is None:
-        return value
-    if rule.transform_each:
-        return [_build(rule.transform, {**captures, **item}) for item in value]
-    return _build(rule.transform, {**captures, "content": value})
+    return value if rule.transform is None else _build(rule.transform, {**captures, "content": value})
 
 
 def _build(transform: Any, names: dict[str, Any]) -> Any:

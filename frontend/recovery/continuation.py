@@ -18,7 +18,7 @@ from frontend.routing.router import Router
 from messages.control.processes import FrontendReport, QuietRequest, kind_of, worker_number
 from messages.engines import SCHEDULER, engine_name
 from messages.errors import ChannelFullError
-from messages.ring.requests import AbortMsg, DropBefore, FramesLost, TokenizeMsg
+from messages.ring.requests import AbortMsg, AbortReason, DropBefore, FramesLost, TokenizeMsg
 
 log = logging.getLogger("sluice.frontend")
 
@@ -122,10 +122,6 @@ class Continuations:
         if self._quarantine:
             self._release_next()
 
-    def replace(self, remnant: Generation) -> None:
-        """Call this when a request has ended only for its client: only its end in the ring matters now."""
-        self._quarantine.replace(remnant)
-
     def gauges(self) -> dict[str, float]:
         return {"held_requests": len(self._quarantine), "suspects": self._quarantine.num_suspects}
 
@@ -159,8 +155,8 @@ class Continuations:
                 continue
             if not generation.has_progressed:
                 self._resubmit(generation)
-            elif generation.is_unwanted:
-                self._abort(generation)
+            elif generation.abort_reason is not None:
+                self._abort(generation, generation.abort_reason)
 
     def _resubmit_all(self, engines: Collection[int] | None = None, dead: Iterable[int] = ()) -> None:
         """Resubmits every request or, with `engines`, those at these schedulers. The schedulers in `dead` have died."""
@@ -197,12 +193,9 @@ class Continuations:
         generation.timeline.interrupt(generation.last_token_ns)
         generation.timeline.send(time.monotonic_ns())
         self._place(generation)
-        if not generation.has_listener:
-            self._send(generation.next_attempt(ends_at_once=True))
-            return
-        self._send(generation.next_attempt())
-        if generation.is_unwanted:
-            self._abort(generation)
+        self._send(generation.next_attempt(ends_at_once=generation.is_unread))
+        if generation.abort_reason is not None and not generation.is_unread:
+            self._abort(generation, generation.abort_reason)
 
     def _place(self, generation: Generation) -> None:
         """Chooses the scheduler of the next attempt: the same one, or another if that accepts no requests.
@@ -214,8 +207,8 @@ class Continuations:
             self._send(AbortMsg(generation.uid, generation.attempt, engine=generation.engine))
             generation.place(engine)
 
-    def _abort(self, generation: Generation) -> None:
-        self._send(AbortMsg(generation.uid, generation.attempt, generation.abort_reason, generation.engine))
+    def _abort(self, generation: Generation, reason: AbortReason) -> None:
+        self._send(AbortMsg(generation.uid, generation.attempt, reason, generation.engine))
 
     def _refuse(self, culprits: Iterable[Generation]) -> None:
         for generation in culprits:

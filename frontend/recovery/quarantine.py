@@ -37,7 +37,7 @@ class Quarantine:
     @property
     def _is_one_running(self) -> bool:
         running = self._running
-        return running is not None and running.final is None and not running.has_progressed
+        return running is not None and running.is_open and not running.has_progressed
 
     def note_death(self, open_requests: Sequence[Generation], elsewhere: Sequence[Generation] = ()) -> list[Generation]:
         """Records that a scheduler died with `open_requests`, oldest first. Holds suspects, returns those to refuse.
@@ -67,13 +67,6 @@ class Quarantine:
     def is_held(self, generation: Generation) -> bool:
         return generation.uid in self._held
 
-    def replace(self, remnant: Generation) -> None:
-        """Replaces a request that has ended for its client by its `remnant`."""
-        if remnant.uid in self._held:
-            self._held[remnant.uid] = remnant
-        if self._running is not None and self._running.uid == remnant.uid:
-            self._running = remnant
-
     def next_suspect(self) -> Generation | None:
         """Releases and returns the suspect to run now; `None` if there is none, or while another one is not cleared."""
         if self._is_one_running:
@@ -81,7 +74,7 @@ class Quarantine:
         self._running = None
         while self._held and self._running is None:
             suspect = self._held.pop(next(iter(self._held)))
-            self._running = suspect if suspect.final is None else None
+            self._running = suspect if suspect.is_open else None
         return self._running
 
 

@@ -38,6 +38,15 @@ def estimate_prompts(requests: Sequence[PromptRequest]) -> int:
     return sum(_num_tokens(request) * request.num_choices for request in requests)
 
 
+def check_costs(requests: Sequence[PromptRequest], facts: ModelFacts, *, is_streamed: bool) -> None:
+    """Raises `RequestError` (400) if an HTTP request costs more than it may."""
+    check_num_ids(requests, facts.max_model_len)
+    check_prompt_logprobs(requests, facts.max_model_len)
+    check_vectors(requests, facts)
+    if not is_streamed:
+        check_output_logprobs(requests, facts.max_model_len)
+
+
 def check_num_ids(requests: Sequence[PromptRequest], max_model_len: int) -> None:
     """Raises `RequestError` (400) for more token ids than fit the context, or than may be truncated to it."""
     for request in requests:

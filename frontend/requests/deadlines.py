@@ -27,11 +27,10 @@ class Deadlines:
     def __len__(self) -> int:
         return len(self._timers)
 
-    def watch(self, generation: Generation) -> None:
-        """Starts the timer of a request that has a deadline."""
-        if generation.deadline_s is not None:
-            remaining_s = generation.deadline_s - time.monotonic()
-            self._start(generation, min(max(0.0, remaining_s), LONGEST_S), self._expire)
+    def watch(self, generation: Generation, deadline_s: float) -> None:
+        """Starts the timer of a request; `deadline_s` is a time of `time.monotonic()`."""
+        remaining_s = deadline_s - time.monotonic()
+        self._start(generation, min(max(0.0, remaining_s), LONGEST_S), self._expire)
 
     def forget(self, generation: Generation) -> None:
         """Cancels the timer of a request that has ended. May be called for one without a deadline."""

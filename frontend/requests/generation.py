@@ -4,13 +4,14 @@ import asyncio
 import time
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from frontend.requests.timeline import Timeline
 from messages.columns import unpack_int32
+from messages.errors import RequestError
 from messages.ring.replies import PooledReply, PositionLogprobs, PromptReply, Usage, UserReply
 from messages.ring.requests import AbortReason, TokenizeMsg
 from runtime.logs import FIELDS
@@ -53,22 +54,19 @@ class Generation:
         self.final: UserReply | None = None
         self.has_listener = True
         """False after the client has left: the text is then dropped, and only the final reply matters."""
-        self.is_aborted = False
-        """True after an abort; the abort is repeated if a process that died had it."""
-        self.abort_reason: AbortReason = "abort"
+        self.abort_reason: AbortReason | None = None
+        """Set by an abort, which is repeated if a process that died had it."""
         self.is_part = is_part
         """True if this is a part of a request; the client knows only the whole request."""
         self.is_sent = False
         """True once its message has been sent to the ring."""
-        self.is_remnant = False
-        """True for the entry of a request that has ended for its client but not in the ring."""
+        self.is_open = True
+        """False once it has ended in the ring; for its client it may have ended before, at its deadline."""
         self.last_token_ns = 0
         """When the latest token arrived here."""
         self.first_token_ns = 0
         """When the first token arrived here, in any attempt."""
         self.changed = changed or asyncio.Event()
-        self.deadline_s: float | None = None
-        """The deadline by `time.monotonic()`, at which the request ends with its output so far."""
         self.prompt: PromptReply | None = None
         """The data about the prompt, if requested; it arrives before the first token."""
         self.pooled: PooledReply | None = None
@@ -122,9 +120,9 @@ class Generation:
         return self.message.sampling_params.is_streamed
 
     @property
-    def is_unwanted(self) -> bool:
-        """True if only the end of the request matters."""
-        return self.is_aborted or not self.has_listener
+    def is_unread(self) -> bool:
+        """True if no client reads further output: only the end of the request in the ring matters."""
+        return self.final is not None or not self.has_listener
 
     def next_attempt(self, *, ends_at_once: bool = False) -> TokenizeMsg:
         """Begins the next attempt: returns the message that continues the request from its output so far.
@@ -132,12 +130,11 @@ class Generation:
         With `ends_at_once` it may generate no further tokens, so it ends in every process without a step. Data about
         the prompt that has arrived is not requested again.
         """
-        assert self.final is None, f"uid {self.uid} has ended already"
         self.attempt += 1
         self._num_ids_before = len(self.output_ids)
         params = self.message.sampling_params
         if ends_at_once or self.prompt is not None:
-            params = msgspec.structs.replace(params, num_prompt_logprobs=None, echo=False, wants_prompt_end=False)
+            params = msgspec.structs.replace(params, num_prompt_logprobs=None, echo=False)
         if ends_at_once:
             params = msgspec.structs.replace(params, max_tokens=len(self.output_ids), pooling=None)
         return msgspec.structs.replace(
@@ -214,19 +211,6 @@ class Generation:
         self.num_taken = end
         return token_ids
 
-    def make_remnant(self) -> "Generation":
-        """Returns an entry without a listener that replaces this one until the ring ends the request."""
-        remnant = Generation(self.message, self.request_id)
-        remnant.timeline.engine = self.engine
-        remnant.attempt = self.attempt
-        remnant.output_ids = self.output_ids[:]
-        remnant.num_chars = self.num_chars
-        remnant._num_ids_before = self._num_ids_before
-        remnant.is_aborted, remnant.abort_reason = self.is_aborted, self.abort_reason
-        remnant.has_listener = False
-        remnant.is_remnant = remnant.is_sent = True
-        return remnant
-
     def abandon(self) -> None:
         """Drops the output: the client has left."""
         self.has_listener = False
@@ -235,9 +219,28 @@ class Generation:
         self.logprobs.clear()
         self.changed.set()
 
-    async def wait_end(self) -> UserReply | None:
-        """Waits for the final reply and returns it, or `None` as soon as the client has left."""
-        while self.final is None and self.has_listener:
-            self.changed.clear()
-            await self.changed.wait()
-        return self.final
+
+def raise_error(index: int, generation: Generation) -> None:
+    """Raises `RequestError` if an ended request has failed."""
+    error = generation.ended.error
+    if error is not None:
+        raise RequestError(error)
+
+
+async def wait_for_ends(choices: Sequence[Generation], check: Callable[[int, Generation], None] = raise_error) -> bool:
+    """Returns True when all `choices`, which share `changed`, have ended, False as soon as their client has left.
+
+    `check` is called with the index of each choice that ends, and the choice.
+    """
+    changed, running = choices[0].changed, list(enumerate(choices))
+    while True:
+        for index, choice in running:
+            if choice.final is not None:
+                check(index, choice)
+        running = [(index, choice) for index, choice in running if choice.final is None]
+        if not running:
+            return True
+        if not all(choice.has_listener for _, choice in running):
+            return False
+        changed.clear()
+        await changed.wait()

@@ -11,7 +11,7 @@ from messages.ring.replies import PooledReply, PromptReply, StepReplies, UserRep
 from messages.ring.uids import first_uid_of
 
 RequestReplies = UserReply | StepReplies | PromptReply | PooledReply
-OnEnd = Callable[[Generation], None]
+OnEnd = Callable[[Generation, UserReply], None]
 OnStep = Callable[[StepReplies, int, dict[int, int]], None]
 
 log = logging.getLogger("sluice.frontend")
@@ -20,7 +20,8 @@ log = logging.getLogger("sluice.frontend")
 class Registry:
     """Holds a request until the one final reply of its current attempt has arrived.
 
-    `on_end` is called with a request that has ended and left the registry. `on_step` is called with a step whose tokens
+    `on_end` is called with a request that has ended and left the registry, and the reply that ended it; the client may
+    have got an earlier one. `on_step` is called with a step whose tokens
     have arrived, the arrival time, and the number of rows by the time of their previous token (0: none).
     """
 
@@ -72,8 +73,8 @@ class Registry:
             case UserReply():
                 self._take_final(message)
             case PromptReply() | PooledReply():
-                generation = self._open.get(message.uid)
-                if generation is not None and generation.attempt == message.attempt:
+                generation = self._find_reading(message.uid, message.attempt)
+                if generation is not None:
                     generation.add_prompt(message)
 
     def fail_all(self, error: ErrorInfo) -> None:
@@ -90,17 +91,17 @@ class Registry:
         assert (final.uid, final.attempt) == (generation.uid, generation.attempt), f"{final} is of another request"
         self._take_final(final)
 
-    def part(self, generation: Generation, final: UserReply) -> Generation:
-        """Ends an open request for its client. Returns the entry that stays open until the ring ends it."""
-        remnant = generation.make_remnant()
-        self._open[generation.uid] = remnant
-        generation.finish(final)
-        return remnant
+    def _find_reading(self, uid: int, attempt: int) -> Generation | None:
+        """Returns the request of a current attempt, unless it has ended for its client."""
+        generation = self._open.get(uid)
+        if generation is None or generation.attempt != attempt or generation.final is not None:
+            return None
+        return generation
 
     def _take_prefilled(self, step: StepReplies) -> None:
         for row in step.prefilled:
-            generation = self._open.get(row.uid)
-            if generation is not None and generation.attempt == row.attempt:
+            generation = self._find_reading(row.uid, row.attempt)
+            if generation is not None:
                 generation.prompt_usage = row.usage
                 generation.timeline.begin_decoding(step.committed_ns, row.usage)
 
@@ -119,7 +120,7 @@ class Registry:
         num_rows_after: dict[int, int] = {}  # most rows had their previous token in the same step
         for uid, attempt, token_ids, text in rows:
             generation = find(uid)
-            if generation is not None and generation.attempt == attempt:
+            if generation is not None and generation.attempt == attempt and generation.final is None:
                 generation.add(token_ids, text)
                 last_ns = generation.last_token_ns
                 num_rows_after[last_ns] = num_rows_after.get(last_ns, 0) + 1
@@ -139,8 +140,8 @@ class Registry:
         row_of_token = [(uid, attempt) for uid, attempt, run in zip(*columns, strict=True) for _ in run]
         for entry, logprobs in zip(unpack_int32(step.logprob_entries), step.logprobs, strict=True):
             uid, attempt = row_of_token[entry]
-            generation = self._open.get(uid)
-            if generation is not None and generation.attempt == attempt:
+            generation = self._find_reading(uid, attempt)
+            if generation is not None:
                 generation.add_logprob(logprobs)
 
     def _take_final(self, final: UserReply) -> None:
@@ -152,5 +153,7 @@ class Registry:
             log.log(level, "dropped a final reply of uid %d, attempt %d: not open", final.uid, final.attempt)
             return
         del self._open[final.uid]
-        generation.finish(final)
-        self._on_end(generation)
+        generation.is_open = False
+        if generation.final is None:
+            generation.finish(final)
+        self._on_end(generation, final)

@@ -119,9 +119,9 @@ class Timeline:
         return len(self._marks) >= MAX_MARKS
 
     def mark(self, begin_ns: int, stage: Stage) -> None:
-        """Records that `stage` began at `begin_ns`."""
+        """Records that `stage` began at `begin_ns`; after the last stage, nothing is recorded."""
         marks = self._marks
-        if self.is_full and stage not in LAST_STAGES:
+        if self.stage == "send" or (self.is_full and stage not in LAST_STAGES):
             return
         if begin_ns >= marks[-1][0]:
             marks.append((begin_ns, stage))
@@ -147,7 +147,7 @@ class Timeline:
 
     def interrupt(self, last_token_ns: int) -> None:
         """Ends the current attempt, which is lost, at its latest known time; the next one begins with `send`."""
-        if self.stage != "restart":
+        if self.stage not in ("restart", "send"):
             told_ns = self.wait_report.planned_ns if self.wait_report is not None else 0
             begin_ns = max(self.stage_begin_ns, last_token_ns, told_ns)
             self.attempt += 1

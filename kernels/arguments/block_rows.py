@@ -1,4 +1,4 @@
-"""Rows of a matrix in blocks of quantized values, as a GGUF file holds them.
+"""Rows of a matrix in blocks of quantized values, as a file holds them (block_forms.py).
 
 Shape legend: O rows, I inputs, N blocks of a row.
 """
@@ -9,42 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-
-class BlockForm(NamedTuple):
-    """The size of a block, which holds neighbouring values of one row."""
-
-    num_values: int
-    num_bytes: int
-    halves: tuple[int, ...] = (0,)
-    """The bytes at which its float16 numbers begin: a scale, and in some forms a minimum."""
-
-
-GGUF_FORMS = {
-    "Q4_0": BlockForm(32, 18),
-    "Q4_1": BlockForm(32, 20, (0, 2)),
-    "Q5_0": BlockForm(32, 22),
-    "Q5_1": BlockForm(32, 24, (0, 2)),
-    "Q8_0": BlockForm(32, 34),
-    "IQ4_NL": BlockForm(32, 18),
-    "MXFP4": BlockForm(32, 17, ()),
-    "Q2_K": BlockForm(256, 84, (80, 82)),
-    "Q3_K": BlockForm(256, 110, (108,)),
-    "Q4_K": BlockForm(256, 144, (0, 2)),
-    "Q5_K": BlockForm(256, 176, (0, 2)),
-    "Q6_K": BlockForm(256, 210, (208,)),
-    "IQ4_XS": BlockForm(256, 136),
-}
-"""By ggml's names. What their bytes mean: kernels/operations/dequantize_blocks.py."""
-
-INTEGER_FORMS = {
-    f"I{bits}_{size}": BlockForm(size, 5 + size * bits // 8, ()) for bits in (4, 8) for size in (32, 64, 128)
-}
-"""A float32 scale, a byte's zero point, and unsigned codes in the order of Q4_0 or Q8_0."""
-
-FLOAT_FORMS = {f"F8_{size}": BlockForm(size, 4 + size, ()) for size in (32, 64, 128)}
-"""A float32 scale and float8_e4m3fn codes."""
-
-FORMS = GGUF_FORMS | INTEGER_FORMS | FLOAT_FORMS
+from kernels.arguments.block_forms import FORMS
 
 
 @dataclass(frozen=True)
@@ -60,8 +25,7 @@ class BlockRows:
     """Call it with parts of `blocks` that have been read: their memory is freed if they are those of a mapped file."""
 
     def __post_init__(self):
-        num_values, num_bytes, _ = FORMS[self.form]
-        assert self.blocks.shape[1] * num_values == self.num_inputs * num_bytes
+        assert self.blocks.shape[1] == row_bytes(self.form, self.num_inputs)
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -73,10 +37,8 @@ class BlockRows:
 
     def part(self, rows: slice, columns: slice) -> "BlockRows":
         """Returns a view of these rows and columns; the columns are whole blocks."""
-        num_values, num_bytes, _ = FORMS[self.form]
         begin, end, _ = columns.indices(self.num_inputs)
-        assert begin % num_values == end % num_values == 0
-        blocks = self.blocks[rows, begin // num_values * num_bytes : end // num_values * num_bytes]
+        blocks = self.blocks[rows, row_bytes(self.form, begin) : row_bytes(self.form, end)]
         return replace(self, blocks=blocks, num_inputs=end - begin)
 
     @property
@@ -104,5 +66,7 @@ class Segment(NamedTuple):
 
 
 def row_bytes(form: str, num_inputs: int) -> int:
-    """Returns the bytes of a row."""
-    return num_inputs // FORMS[form].num_values * FORMS[form].num_bytes
+    """Returns the bytes of a row, which is whole blocks."""
+    num_blocks, num_beyond = divmod(num_inputs, FORMS[form].num_values)
+    assert num_beyond == 0
+    return num_blocks * FORMS[form].num_bytes

@@ -10,7 +10,7 @@ from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import PrefillRows, WholeRows
 from kernels.cpu.addresses import address_of
-from kernels.cpu.attention_arguments import ALL_KEYS, AttentionArguments
+from kernels.cpu.arguments import ALL_KEYS
 from kernels.cpu.library import MAX_HEAD_DIM, MAX_QUERIES_A_HEAD, Kernel
 
 
@@ -48,7 +48,7 @@ def _attend(
         return NotImplemented
     assert query_THD.stride()[1:] == (cache.head_dim, 1)
     keys, values, key_scales, value_scales = cache.addresses
-    arguments = AttentionArguments(
+    arguments = kernel.arguments(
         query=query_THD.data_ptr(),
         query_stride=query_THD.stride(0),
         keys=keys,
@@ -70,7 +70,7 @@ def _attend(
         is_float16=cache.keys.dtype == torch.float16,
         **lens,
     )
-    kernel(arguments)
+    kernel.run(arguments)
     return None
 
 
@@ -90,7 +90,7 @@ def encoder_attention(
         return NotImplemented
     if num_single:
         out_THD[:num_single] = value_TGD[:num_single].repeat_interleave(queries_a_head, 1)
-    arguments = AttentionArguments(
+    arguments = kernel.arguments(
         query=query_THD[num_single:].data_ptr(),
         query_stride=query_THD.stride(0),
         keys=key_TGD[num_single:].data_ptr(),
@@ -107,7 +107,7 @@ def encoder_attention(
         biases=address_of(bias_HX),
         bias_reach=0 if bias_HX is None else bias_HX.shape[1] // 2,
     )
-    kernel(arguments)
+    kernel.run(arguments)
     return None
 
 

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from kernels.cpu.headers import HEADERS, write_headers
+
 SOURCE = Path(__file__).parent / "source"
 PREBUILT = Path(__file__).parent / "prebuilt"
 COMPILERS = ("cc", "gcc", "clang")
@@ -152,7 +154,7 @@ def build_kept(compiler: Sequence[str], timeout_s: float = COMPILE_TIMEOUT_S) ->
 
 
 def _source_key() -> "hashlib._Hash":
-    key = hashlib.sha256(repr((platform.machine(), FLAGS, ISA_FLAGS)).encode())
+    key = hashlib.sha256(repr((platform.machine(), FLAGS, ISA_FLAGS, HEADERS)).encode())
     for source in sorted(SOURCE.iterdir()):
         key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     return key
@@ -166,6 +168,7 @@ def _compile(
     timeout_s: float,
 ) -> list[str]:
     """Compiles in parallel for the instruction sets that the compiler supports; returns the object files."""
+    include = write_headers(scratch)
     units = [(name, ["-c", str(SOURCE / f"{name}.c")]) for name in RUNTIME_UNITS]
     units += [
         (isa, [*ISA_FLAGS[isa], f"-DISA={isa}", "-c", str(SOURCE / "kernels.c")])
@@ -174,7 +177,7 @@ def _compile(
     ]
     objects = [str(scratch / f"{name}.o") for name, _ in units]
     commands = [
-        [*compiler, *FLAGS, *extra_flags, *arguments, "-o", target]
+        [*compiler, *FLAGS, *include, *extra_flags, *arguments, "-o", target]
         for (_, arguments), target in zip(units, objects, strict=True)
     ]
     running = [

@@ -13,11 +13,8 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.cpu.attention_arguments import AttentionArguments
-from kernels.cpu.library import INTEGER, KINDS, Kernel, LoadedKernel, find_replays, observed_kernels
-
-MAX_ARGUMENTS = len(AttentionArguments._fields_)
-"""As in source/captured_call.h."""
+from kernels.cpu.arguments import MOST_WORDS, Arguments
+from kernels.cpu.library import INTEGER, Kernel, Run, find_replays, observed_kernels
 
 NEW_MEMORY = {"empty", "empty_like", "new_empty", "empty_strided"}
 VIEWS = {
@@ -28,8 +25,8 @@ VIEWS = {
 
 Result = TypeVar("Result")
 
-Call = tuple[LoadedKernel, Sequence[Any]]
-"""A kernel and the words of a call of it: its arguments, or the fields of its one structure."""
+Call = tuple[Kernel, Arguments]
+"""A kernel and its arguments in a call."""
 
 Note = Callable[[str, int, int], None]
 """Takes the name of a kernel and the begin and end of a call of it: `time.monotonic_ns()`."""
@@ -38,12 +35,10 @@ _notes: list[Note] = []
 """The observers of replayed calls, the latest last."""
 
 
-class Argument(ctypes.Union):
-    _fields_ = list(KINDS.items())
-
-
 class CapturedCall(ctypes.Structure):
-    _fields_ = [("run", ctypes.c_void_p), ("arguments", Argument * MAX_ARGUMENTS)]
+    """As in source/captured_call.h."""
+
+    _fields_ = [("run", ctypes.c_void_p), ("arguments", ctypes.c_uint64 * MOST_WORDS)]
 
 
 class CapturedCalls:
@@ -103,15 +98,12 @@ class CaptureMode(TorchDispatchMode):
         self.other: str | None = None
         """The first operation that computes and cannot be captured."""
 
-    def observe(self, kernel: LoadedKernel) -> Kernel:
-        def call(*arguments: Any) -> None:
-            if kernel.captured_address is None:
-                self.other = self.other or kernel.name
-            else:
-                self.calls.append((kernel, words_of(arguments)))
-            kernel.call(*arguments)
+    def observe(self, kernel: Kernel) -> Run:
+        def run(arguments: Arguments) -> None:
+            self.calls.append((kernel, arguments))
+            kernel.run(arguments)
 
-        return call
+        return run
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -140,13 +132,13 @@ def capture_calls(compute: Callable[[], Result]) -> tuple[Result, CapturedCalls 
 def timed_kernels(note: Note) -> Iterator[None]:
     """Reports each call of a C kernel inside the block, whether a launcher makes it or a replay."""
 
-    def observe(kernel: LoadedKernel) -> Kernel:
-        def call(*arguments: Any) -> None:
+    def observe(kernel: Kernel) -> Run:
+        def run(arguments: Arguments) -> None:
             began_ns = time.monotonic_ns()
-            kernel.call(*arguments)
+            kernel.run(arguments)
             note(kernel.name, began_ns, time.monotonic_ns())
 
-        return call
+        return run
 
     _notes.append(note)
     try:
@@ -156,18 +148,10 @@ def timed_kernels(note: Note) -> Iterator[None]:
         _notes.remove(note)
 
 
-def words_of(arguments: Sequence[Any]) -> Sequence[Any]:
-    """Returns the words of a call with these arguments."""
-    return arguments[0].words if isinstance(arguments[0], AttentionArguments) else arguments
-
-
 def as_array(calls: Sequence[Call]) -> ctypes.Array[CapturedCall]:
-    """Returns the calls as `sluice_replay` reads them. Each kernel can be captured."""
-    return (CapturedCall * len(calls))(*(_as_call(*call) for call in calls))
-
-
-def _as_call(kernel: LoadedKernel, arguments: Sequence[Any]) -> CapturedCall:
-    call = CapturedCall(kernel.captured_address)
-    for place, kind, value in zip(call.arguments, kernel.kinds, arguments, strict=False):
-        setattr(place, kind, value)
-    return call
+    """Returns the calls as `sluice_replay` reads them."""
+    array = (CapturedCall * len(calls))()
+    for place, (kernel, arguments) in zip(array, calls, strict=True):
+        place.run = kernel.address
+        ctypes.memmove(place.arguments, ctypes.addressof(arguments), ctypes.sizeof(arguments))
+    return array

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.arguments.codes import BLOCK, GROUP, Bits, Codes
 from kernels.arguments.lora_slots import LoraSlots, TokenAdapters
-from kernels.arguments.packed_blocks import FORMS, PackedBlocks
+from kernels.arguments.packed_blocks import PackedBlocks
+from kernels.arguments.packed_forms import BLOCK, FORMS
 from kernels.arguments.packed_fp8 import PackedFp8
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.routes import MOST_EXPERTS, Routes, Routing
@@ -53,7 +53,7 @@ def embed(
     num_tokens, size = len(token_ids_T), table.shape[1] * table.shape[3] if is_packed else table.shape[1]
     out_TE = _output(out_TE, num_tokens, size, table.dtype)
     addresses = addresses_of(token_ids_T, positions_T, table, position_table_ME, out_TE)
-    kernel(*addresses, num_tokens, size, is_packed)
+    kernel.run(kernel.arguments(*addresses, num_tokens, size, is_packed))
     return out_TE
 
 
@@ -67,7 +67,8 @@ def layer_norm(
     out_TE: Tensor | None,
 ) -> Tensor:
     out_TE = torch.empty_like(x_TE) if out_TE is None else out_TE
-    kernel(*addresses_of(x_TE, update_TE, weight_E, bias_E, out_TE), *x_TE.shape, eps)
+    addresses = addresses_of(x_TE, update_TE, weight_E, bias_E, out_TE)
+    kernel.run(kernel.arguments(*addresses, *x_TE.shape, x_TE.shape[1], eps))
     return out_TE
 
 
@@ -77,8 +78,8 @@ def rms_norm(
     out_TE = torch.empty_like(x_TE) if out_TE is None else out_TE
     assert x_TE.stride(1) == out_TE.stride(1) == 1
     assert x_TE.stride(0) == out_TE.stride(0) or len(x_TE) < 2
-    stride = x_TE.stride(0)
-    kernel(x_TE.data_ptr(), *addresses_of(update_TE, weight_E), out_TE.data_ptr(), *x_TE.shape, stride, eps)
+    addresses = x_TE.data_ptr(), *addresses_of(update_TE, weight_E), None, out_TE.data_ptr()
+    kernel.run(kernel.arguments(*addresses, *x_TE.shape, x_TE.stride(0), eps))
     return out_TE
 
 
@@ -87,7 +88,7 @@ def gate_mul(kernel: Kernel, gate_up_TF2: Tensor, *rest: Any) -> Tensor:
     *numbers, out = rest
     num_tokens, size = gate_up_TF2.shape[0], gate_up_TF2.shape[1] // 2
     out_TF = _output(out, num_tokens, size, gate_up_TF2.dtype)
-    kernel(*addresses_of(gate_up_TF2, out_TF), num_tokens, size, *numbers)
+    kernel.run(kernel.arguments(address_of(gate_up_TF2), None, address_of(out_TF), num_tokens, size, 0, 0, *numbers))
     return out_TF
 
 
@@ -95,23 +96,25 @@ def gelu_mul(kernel: Kernel, gate_up: Tensor, out_TF: Tensor | None, up_TF: Tens
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // (2 if up_TF is None else 1)
     out_TF = _output(out_TF, num_tokens, size, gate_up.dtype)
     up, stride = (None, 0) if up_TF is None else (up_TF.data_ptr(), up_TF.stride(0))
-    kernel(address_of(gate_up), up, address_of(out_TF), num_tokens, size, stride, kind == "exact")
+    addresses = address_of(gate_up), up, address_of(out_TF)
+    kernel.run(kernel.arguments(*addresses, num_tokens, size, stride, kind == "exact"))
     return out_TF
 
 
 def relu_squared(kernel: Kernel, x_TF: Tensor) -> Tensor:
-    kernel(address_of(x_TF), *x_TF.shape)
+    num_tokens, size = x_TF.shape
+    kernel.run(kernel.arguments(out=address_of(x_TF), num_tokens=num_tokens, size=size))
     return x_TF
 
 
 def rescale(kernel: Kernel, x_TE: Tensor, factor: float, added_TE: Tensor | None, softcap: float) -> Tensor:
-    kernel(*addresses_of(x_TE, added_TE), *x_TE.shape, factor, softcap)
+    kernel.run(kernel.arguments(*addresses_of(x_TE, added_TE), *x_TE.shape, factor, softcap))
     return x_TE
 
 
 def gelu(kernel: Kernel, x_TF: Tensor, kind: str) -> Tensor:
     out_TF = torch.empty_like(x_TF)
-    kernel(*addresses_of(x_TF, out_TF), *x_TF.shape, kind == "exact")
+    kernel.run(kernel.arguments(address_of(x_TF), None, address_of(out_TF), *x_TF.shape, 0, kind == "exact"))
     return out_TF
 
 
@@ -128,40 +131,59 @@ def rotate_store(
         return NotImplemented
     num_kv_heads, addresses = (0, [None] * 4) if cache is None else (cache.num_heads, cache.addresses)
     num_heads = heads_TAD.shape[1] - 2 * num_kv_heads
+    keys, values, key_scales, value_scales = addresses
     cos_MX, sin_MX, query_row = tables or (None, None, 0)
-    kernel(
-        *addresses_of(heads_TAD, cos_MX, sin_MX, positions_T, slots_T),
-        *addresses,
-        *([None] * 3 if norms is None else addresses_of(*norms.weights)),
-        *(len(heads_TAD), num_heads, num_kv_heads, heads_TAD.shape[2]),
-        0 if cos_MX is None else cos_MX.shape[1],
-        query_row,
-        0.0 if norms is None else norms.eps,
-        cache is not None and cache.keys.dtype == torch.float16,
+    query_weight, key_weight, value_weight = [None] * 3 if norms is None else addresses_of(*norms.weights)
+    arguments = kernel.arguments(
+        heads=address_of(heads_TAD),
+        cosines=address_of(cos_MX),
+        sines=address_of(sin_MX),
+        positions=address_of(positions_T),
+        slots=address_of(slots_T),
+        keys=keys,
+        values=values,
+        key_scales=key_scales,
+        value_scales=value_scales,
+        query_weight=query_weight,
+        key_weight=key_weight,
+        value_weight=value_weight,
+        num_tokens=len(heads_TAD),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=heads_TAD.shape[2],
+        half=0 if cos_MX is None else cos_MX.shape[1],
+        query_row=query_row,
+        is_float16=cache is not None and cache.keys.dtype == torch.float16,
+        eps=0.0 if norms is None else norms.eps,
     )
+    kernel.run(arguments)
     return heads_TAD[:, :num_heads]
 
 
 def pack_linear(kernel: Kernel, packed: Tensor, first_output: int, rows_OI: Tensor) -> None:
     is_transposed = rows_OI.T.is_contiguous()
     rows_OI = rows_OI if is_transposed else rows_OI.contiguous()
-    kernel(rows_OI.data_ptr(), packed.data_ptr(), first_output, *rows_OI.shape, is_transposed)
+    kernel.run(kernel.arguments(rows_OI.data_ptr(), packed.data_ptr(), first_output, *rows_OI.shape, is_transposed))
 
 
 def packed_linear(
     kernel: Kernel, x_TI: Tensor, packed: Tensor, bias_O: Tensor | None, num_outputs: int, *rest: Any
 ) -> Tensor:
-    return _linear(kernel, (x_TI, packed, bias_O), (num_outputs,), *rest)
+    return _linear(kernel, (x_TI, packed, bias_O), (num_outputs, 0), *rest)
 
 
 def _linear(
-    kernel: Kernel, inputs: Sequence[Tensor | None], sizes: Sequence[int], activation: str | None, out: Tensor | None
+    kernel: Kernel,
+    inputs: Sequence[Tensor | None],
+    sizes: tuple[int, int],
+    activation: str | None,
+    out: Tensor | None,
 ) -> Tensor:
-    """Calls a kernel with the inputs, x [T, I] first, and their sizes, of which the number of outputs comes first."""
+    """Calls a kernel with x [T, I], weight and bias, the number of outputs and the inputs of a scale."""
     x_TI = inputs[0]
     assert x_TI is not None
     out_TO = _output(out, len(x_TI), sizes[0], x_TI.dtype)
-    kernel(*addresses_of(*inputs, out_TO), *x_TI.shape, *sizes, GELUS[activation])
+    kernel.run(kernel.arguments(*addresses_of(*inputs, out_TO), *x_TI.shape, *sizes, GELUS[activation]))
     return out_TO
 
 
@@ -169,26 +191,18 @@ def fp8_linear(kernel: Kernel, x_TI: Tensor, weight: PackedFp8, bias_O: Tensor |
     return _linear(kernel, (x_TI, weight.stored, bias_O), (weight.num_outputs, weight.chunk_inputs), *rest)
 
 
-def quantize(kernel: Kernel, weight_OI: Tensor, bits: Bits, largest_O: Tensor | None) -> Tensor:
+def quantize(kernel: Kernel, weight_OI: Tensor, bits: int, largest_O: Tensor | None) -> Tensor:
     num_outputs, num_inputs = weight_OI.shape
-    num_blocks = -(-num_outputs // BLOCK)
-    shape = num_blocks, 2 * BLOCK + -(-num_inputs // GROUP) * GROUP * BLOCK
-    if bits == 4:
-        shape = num_blocks, -(-num_inputs // BLOCK), FORMS["int4"].unit_bytes
-    packed = empty_huge(shape, torch.uint8)
-    kernel(*addresses_of(weight_OI, largest_O, packed), num_outputs, num_inputs, bits)
+    form = FORMS[f"int{bits}"].of_row(num_inputs)
+    packed = empty_huge((-(-num_outputs // BLOCK), form.num_units(num_inputs), form.unit_bytes), torch.uint8)
+    kernel.run(kernel.arguments(*addresses_of(weight_OI, largest_O, packed), num_outputs, num_inputs, bits))
     return packed
 
 
 def sum_magnitudes(kernel: Kernel, x_TI: Tensor) -> Tensor:
     sum_T = torch.empty(len(x_TI), dtype=torch.float32)
-    kernel(*addresses_of(x_TI, sum_T), *x_TI.shape)
+    kernel.run(kernel.arguments(*addresses_of(x_TI, sum_T), *x_TI.shape))
     return sum_T
-
-
-def quantized_linear(kernel: Kernel, x_TI: Tensor, weight: Codes, bias_O: Tensor | None, *rest: Any) -> Tensor:
-    activation, mean_T, out_TO = rest
-    return _linear(kernel, (x_TI, weight.packed, bias_O, mean_T), (weight.num_outputs,), activation, out_TO)
 
 
 def block_linear(
@@ -197,49 +211,65 @@ def block_linear(
     weight: PackedBlocks,
     bias_O: Tensor | None,
     activation: str | None,
-    out_TO: Tensor | None,
+    *rest: Tensor | None,
 ) -> Tensor:
-    num_tokens, num_inputs = x_TI.shape
-    out_TO = _output(out_TO, num_tokens, weight.num_outputs, x_TI.dtype)
-    kernel(
-        *addresses_of(x_TI, weight.stored),
-        ctypes.addressof(weight.description),
-        *addresses_of(bias_O, out_TO),
-        *(len(weight.segments), num_tokens, num_inputs, GELUS[activation]),
-    )
+    out_TO, mean_T = rest
+    out_TO = _output(out_TO, len(x_TI), weight.num_outputs, x_TI.dtype)
+    addresses = *addresses_of(x_TI, weight.stored), ctypes.addressof(weight.description)
+    sizes = len(weight.segments), *x_TI.shape, GELUS[activation]
+    kernel.run(kernel.arguments(*addresses, *addresses_of(bias_O, mean_T, out_TO), *sizes))
     return out_TO
 
 
 def lora_linear(kernel: Kernel, x_TI: Tensor, lora: LoraSlots, adapters: TokenAdapters, out_TO: Tensor) -> None:
     addresses = addresses_of(x_TI, lora.a, lora.b, lora.ranks, lora.scales, lora.ends, adapters.slots, out_TO)
     num_slots, num_segments, max_rank, _ = lora.a.shape
-    kernel(*addresses, *x_TI.shape, out_TO.shape[1], num_segments, max_rank, num_slots)
+    sizes = *x_TI.shape, out_TO.shape[1], num_segments, max_rank, num_slots
+    kernel.run(kernel.arguments(*addresses, *sizes))
 
 
 def look_up_blocks(kernel: Kernel, weight: PackedBlocks, row_T: Tensor, out_TI: Tensor) -> Tensor:
     row_T = row_T if row_T.dtype == torch.int32 else row_T.int()  # the latter cannot be captured
     addresses = address_of(weight.stored), ctypes.addressof(weight.description), *addresses_of(row_T, out_TI)
-    kernel(*addresses, len(weight.segments), *out_TI.shape)
+    kernel.run(kernel.arguments(*addresses, len(weight.segments), *out_TI.shape))
     return out_TI
 
 
 def pack_blocks(kernel: Kernel, weight: PackedBlocks, segment: int, first_row: int, rows: Tensor) -> None:
     addresses = address_of(weight.stored), ctypes.addressof(weight.description), address_of(rows)
-    kernel(*addresses, segment, first_row, len(rows), weight.num_inputs, rows.shape[1])
+    kernel.run(kernel.arguments(*addresses, segment, first_row, len(rows), weight.num_inputs, rows.shape[1]))
 
 
 def route_tokens(
     kernel: Kernel, logits_TX: Tensor, routing: Routing, bias_X: Tensor | None, scales_X: Tensor | None, routes: Routes
 ) -> None:
-    assert logits_TX.shape[1] <= MOST_EXPERTS
-    addresses = addresses_of(logits_TX, bias_X, scales_X, routes.shares, routes.rows, routes.tokens, routes.ends)
-    sizes = *logits_TX.shape, routing.num_chosen, routing.num_groups, routing.num_chosen_groups
-    kernel(*addresses, *sizes, routing.score == "sigmoid", routing.is_renormalized, routing.scale)
+    num_tokens, num_experts = logits_TX.shape
+    assert num_experts <= MOST_EXPERTS
+    arguments = kernel.arguments(
+        logits=address_of(logits_TX),
+        bias=address_of(bias_X),
+        scales=address_of(scales_X),
+        shares=address_of(routes.shares),
+        rows=address_of(routes.rows),
+        tokens=address_of(routes.tokens),
+        ends=address_of(routes.ends),
+        num_tokens=num_tokens,
+        num_experts=num_experts,
+        num_chosen=routing.num_chosen,
+        num_groups=routing.num_groups,
+        num_chosen_groups=routing.num_chosen_groups,
+        is_sigmoid=routing.score == "sigmoid",
+        is_renormalized=routing.is_renormalized,
+        scale=routing.scale,
+    )
+    kernel.run(arguments)
 
 
 def gather_rows(kernel: Kernel, x_TE: Tensor, routes: Routes, out_RE: Tensor | None) -> Tensor:
-    out_RE = _output(out_RE, len(routes.tokens), x_TE.shape[1], x_TE.dtype)
-    kernel(*addresses_of(x_TE, routes.tokens, out_RE), *out_RE.shape)
+    num_rows, size = len(routes.tokens), x_TE.shape[1]
+    out_RE = _output(out_RE, num_rows, size, x_TE.dtype)
+    x, rows, out = addresses_of(x_TE, routes.tokens, out_RE)
+    kernel.run(kernel.arguments(x=x, rows=rows, out=out, num_rows=num_rows, size=size))
     return out_RE
 
 
@@ -247,59 +277,54 @@ def combine_experts(
     kernel: Kernel, x_RE: Tensor, routes: Routes, shared_TE: Tensor | None, gate_T1: Tensor | None, out: Tensor | None
 ) -> Tensor:
     out = _output(out, len(routes.rows), x_RE.shape[1], x_RE.dtype)
-    addresses = addresses_of(x_RE, routes.shares, routes.rows, shared_TE, gate_T1, out)
-    kernel(*addresses, *routes.rows.shape, x_RE.shape[1])
+    addresses = addresses_of(x_RE, routes.rows, routes.shares, shared_TE, gate_T1, out)
+    kernel.run(kernel.arguments(*addresses, *routes.rows.shape, x_RE.shape[1]))
     return out
 
 
-def expert_packed_linear(kernel: Kernel, packed: Tensor, *arguments: Any) -> Tensor:
-    return _expert_linear(kernel, packed, BLOCK * len(packed), *arguments)
+def expert_packed_linear(kernel: Kernel, packed: Tensor, *rest: Any) -> Tensor:
+    return _expert_linear(kernel, (packed.data_ptr(), None), BLOCK * len(packed), *rest)
 
 
-def expert_quantized_linear(kernel: Kernel, weight: Codes, *arguments: Any) -> Tensor:
-    return _expert_linear(kernel, weight.packed, weight.num_outputs, *arguments)
+def expert_block_linear(kernel: Kernel, weight: PackedBlocks, *rest: Any) -> Tensor:
+    assert len(weight.segments) == 1
+    addresses = weight.stored.data_ptr(), ctypes.addressof(weight.description)
+    return _expert_linear(kernel, addresses, weight.num_outputs, *rest)
 
 
 def _expert_linear(
-    kernel: Kernel, stored: Tensor, num_outputs: int, bias_O: Tensor | None, x_RI: Tensor, routes: Routes, out: Any
+    kernel: Kernel, weight: Sequence[int | None], num_outputs: int, bias_O: Tensor | None, x_RI: Tensor, *rest: Any
 ) -> Tensor:
+    """Calls a kernel for a weight, given by its address and that of its segment, of all experts' outputs."""
+    routes, out = rest
     num_experts = len(routes.ends)
     out_RO = _output(out, len(x_RI), num_outputs // num_experts, x_RI.dtype)
-    addresses = addresses_of(x_RI, stored, bias_O, routes.ends, out_RO)
-    kernel(*addresses, num_experts, x_RI.shape[1], out_RO.shape[1])
-    return out_RO
-
-
-def expert_block_linear(
-    kernel: Kernel, weight: PackedBlocks, bias_O: Tensor | None, x_RI: Tensor, routes: Routes, out_RO: Tensor | None
-) -> Tensor:
-    num_experts = len(routes.ends)
-    assert len(weight.segments) == 1
-    out_RO = _output(out_RO, len(x_RI), weight.num_outputs // num_experts, x_RI.dtype)
-    addresses = *addresses_of(x_RI, weight.stored), ctypes.addressof(weight.description)
-    kernel(*addresses, *addresses_of(bias_O, routes.ends, out_RO), num_experts, x_RI.shape[1])
+    addresses = address_of(x_RI), *weight, *addresses_of(bias_O, routes.ends, out_RO)
+    kernel.run(kernel.arguments(*addresses, num_experts, x_RI.shape[1], out_RO.shape[1]))
     return out_RO
 
 
 def choose_tokens(kernel: Kernel, logits_SV: Tensor, *columns_S: Tensor) -> Tensor:
-    """`greedy`, `sample` and `draw`."""
+    """`greedy`, `sample` with seeds and positions, and `draw` with temperatures before them."""
     tokens_S = torch.empty(len(logits_SV), dtype=torch.int64)
     inputs = [tensor.contiguous() for tensor in (logits_SV, *columns_S)]
-    kernel(*addresses_of(*inputs, tokens_S), *logits_SV.shape)
+    logits, *columns = addresses_of(*inputs)
+    columns = [None] * (3 - len(columns)) + columns
+    kernel.run(kernel.arguments(logits, *columns, address_of(tokens_S), *logits_SV.shape))
     return tokens_S
 
 
 def apply_bitmask(kernel: Kernel, logits_SV: Tensor, rows_A: Tensor, bitmask_AW: Tensor) -> None:
-    kernel(*addresses_of(logits_SV, rows_A, bitmask_AW), len(rows_A), logits_SV.shape[1])
+    kernel.run(kernel.arguments(*addresses_of(logits_SV, rows_A, bitmask_AW), len(rows_A), logits_SV.shape[1]))
 
 
 LAUNCHERS: dict[str, Callable[..., Any]] = {
     launcher.__name__: launcher
     for launcher in (
         *(embed, layer_norm, rms_norm, rescale, gelu, gelu_mul, relu_squared, rotate_store),
-        *(pack_linear, packed_linear, fp8_linear, quantize, sum_magnitudes, quantized_linear, apply_bitmask),
+        *(pack_linear, packed_linear, fp8_linear, quantize, sum_magnitudes, apply_bitmask),
         *(block_linear, lora_linear, look_up_blocks, pack_blocks, route_tokens, gather_rows, combine_experts),
-        *(expert_packed_linear, expert_quantized_linear, expert_block_linear),
+        *(expert_packed_linear, expert_block_linear),
     )
 }
 LAUNCHERS |= ATTENTION_LAUNCHERS | STATE_LAUNCHERS | dict.fromkeys(("greedy", "sample", "draw"), choose_tokens)

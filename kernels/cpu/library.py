@@ -3,7 +3,6 @@
 import ctypes
 import logging
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,10 +12,9 @@ from typing import Any
 
 import torch
 
-from kernels.cpu.attention_arguments import AttentionArguments
+from kernels.cpu.arguments import INTEGER, POINTER, STRUCTURES, Arguments
 from kernels.cpu.build import (
     PREBUILT,
-    SOURCE,
     BuildError,
     build,
     build_once,
@@ -30,8 +28,8 @@ from kernels.cpu.build import (
 
 log = logging.getLogger("sluice.kernels")
 
-Kernel = Callable[..., None]
-"""Takes the arguments of its C function. Raises `MemoryError`."""
+Run = Callable[[Arguments], None]
+"""Calls a C function. Raises `MemoryError`."""
 
 Report = Callable[[str, float | None], None]
 
@@ -42,45 +40,15 @@ ISA_NUMBERS = {"portable": 0, "avx2": 1, "avx512": 2, "amx": 3}
 FORMATS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 MAX_HEAD_DIM, MAX_QUERIES_A_HEAD = 512, 64
 
-POINTER, INTEGER, FLOAT, NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_double
-KINDS = {"P": POINTER, "I": INTEGER, "F": FLOAT, "N": NUMBER}
-ATTENTION = "".join({kind: key for key, kind in KINDS.items()}[field[1]] for field in AttentionArguments._fields_)
-"""The kinds of the fields of `AttentionArguments`."""
-
-LISTED = re.compile(r"^(?:CAPTURED|EAGER)\((VOID|STATUS), (\w+), (.*)\)$", re.MULTILINE)
-
 
 @dataclass(frozen=True)
-class Signature:
-    """The parameters of a C function, as keys of `KINDS`, and whether it returns a status (not 0: out of memory)."""
-
-    kinds: str
-    has_status: bool
-
-    @property
-    def types(self) -> list[Any]:
-        """The ctypes types of its parameters."""
-        return [ctypes.POINTER(AttentionArguments)] if self.kinds == ATTENTION else [KINDS[kind] for kind in self.kinds]
-
-
-SIGNATURES = {
-    name: Signature(
-        ATTENTION if arguments == "ATTENTION" else "".join(re.findall("[PIF]", arguments)), returns == "STATUS"
-    )
-    for returns, name, arguments in LISTED.findall((SOURCE / "kernel_list.h").read_text(encoding="ascii"))
-}
-"""By operation. Some exist for one number format only, or only on processors with certain instructions."""
-
-
-@dataclass(frozen=True)
-class LoadedKernel:
-    """A C function. `kinds` are the keys in `KINDS` of its parameters, or of the fields of its one structure."""
+class Kernel:
+    """A C function. To call it, make its `arguments` and `run` it with them."""
 
     name: str
-    kinds: str
-    call: Kernel
-    captured_address: int | None
-    """The address of the function that takes the arguments as data (source/captured_calls.c); `None`: no capture."""
+    arguments: type[Arguments]
+    run: Run
+    address: int
 
 
 @dataclass(frozen=True)
@@ -92,9 +60,8 @@ class Replays:
     end: Callable[[], int]
 
 
-_loaded: dict[tuple[str, torch.dtype], LoadedKernel] = {}
 _kernels: dict[tuple[str, torch.dtype], Kernel] = {}
-"""The functions that launchers call: those of `_loaded`, or their observers."""
+"""By operation and dtype. While they are observed, the observers run them."""
 
 _replays: list[Replays] = []
 """The functions of the library in use, if any."""
@@ -171,12 +138,11 @@ def use_library(path: Path, wanted: str = "") -> str:
     if region is None:
         log.warning("torch's OpenMP library is not found: the C kernels use one thread")
     unload_kernels()
-    for name in SIGNATURES:
+    for name in STRUCTURES:
         for dtype, format_name in FORMATS.items():
             suffix = f"{format_name}_{isa}"
             if hasattr(library, f"{name}_{suffix}"):
-                _loaded[name, dtype] = _bind(library, name, suffix)
-    _kernels.update({key: kernel.call for key, kernel in _loaded.items()})
+                _kernels[name, dtype] = _bind(library, name, suffix)
     library.sluice_replay.argtypes = [POINTER, INTEGER, POINTER]
     library.sluice_begin_replay.argtypes = [POINTER, INTEGER]
     library.sluice_replay.restype = library.sluice_end_replay.restype = INTEGER
@@ -187,26 +153,20 @@ def use_library(path: Path, wanted: str = "") -> str:
 
 def unload_kernels() -> None:
     """Makes operations use their references."""
-    _loaded.clear()
     _kernels.clear()
     _replays.clear()
     _isas.clear()
 
 
 @contextmanager
-def observed_kernels(observe: Callable[[LoadedKernel], Kernel]) -> Iterator[None]:
-    """Makes launchers call the result of `observe` for each kernel, inside the block."""
+def observed_kernels(observe: Callable[[Kernel], Run]) -> Iterator[None]:
+    """Makes launchers run the result of `observe` for each kernel, inside the block."""
     before = dict(_kernels)
-    _kernels.update({key: observe(_as_called(kernel, before[key])) for key, kernel in _loaded.items()})
+    _kernels.update({key: replace(kernel, run=observe(kernel)) for key, kernel in before.items()})
     try:
         yield
     finally:
         _kernels.update(before)
-
-
-def _as_called(kernel: LoadedKernel, call: Kernel) -> LoadedKernel:
-    """Wraps the kernel; calls through the wrapper still reach its other observers."""
-    return kernel if call is kernel.call else replace(kernel, call=call)
 
 
 def find_replays() -> Replays:
@@ -241,16 +201,11 @@ def _loaded_openmp_libraries() -> Sequence[str]:
     return sorted(found, key=lambda path: ("torch" not in path, path))
 
 
-def _bind(library: ctypes.CDLL, name: str, suffix: str) -> LoadedKernel:
-    signature = SIGNATURES[name]
+def _bind(library: ctypes.CDLL, name: str, suffix: str) -> Kernel:
     function: Any = library[f"{name}_{suffix}"]
-    function.argtypes = signature.types
-    function.restype = ctypes.c_int if signature.has_status else None
-    if signature.has_status:
-        function.errcheck = _check
-    captured = f"call_{name}_{suffix}"
-    address = ctypes.cast(library[captured], ctypes.c_void_p).value if hasattr(library, captured) else None
-    return LoadedKernel(name, signature.kinds, function, address)
+    function.argtypes = [ctypes.POINTER(STRUCTURES[name])]
+    function.errcheck = _check
+    return Kernel(name, STRUCTURES[name], function, ctypes.cast(function, ctypes.c_void_p).value or 0)
 
 
 def _check(result: int, function: Any, arguments: Any) -> None:

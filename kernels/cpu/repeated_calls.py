@@ -9,13 +9,13 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kernels.cpu.capture import Call, CapturedCall, CapturedCalls, CaptureMode, as_array, words_of
-from kernels.cpu.library import Kernel, LoadedKernel, observed_kernels
+from kernels.cpu.arguments import Arguments
+from kernels.cpu.capture import Call, CapturedCall, CapturedCalls, CaptureMode, as_array
+from kernels.cpu.library import Kernel, Run, observed_kernels
 
 Compute = Callable[[int], None]
 """Computes one part. Memory that it makes is not kept for a replay, so a part that makes some is not replayed."""
@@ -134,12 +134,12 @@ def _names(calls: Calls) -> Names:
 def _noted_calls() -> Iterator[list[Call]]:
     calls: list[Call] = []
 
-    def observe(kernel: LoadedKernel) -> Kernel:
-        def call(*arguments: Any) -> None:
-            calls.append((kernel, words_of(arguments)))
-            kernel.call(*arguments)
+    def observe(kernel: Kernel) -> Run:
+        def run(arguments: Arguments) -> None:
+            calls.append((kernel, arguments))
+            kernel.run(arguments)
 
-        return call
+        return run
 
     with observed_kernels(observe):
         yield calls
@@ -150,11 +150,13 @@ def _is_like(part: Calls | None, other: Calls | None) -> bool:
     if not part or not other or len(part) != len(other):
         return False
     return all(
-        mine.captured_address is not None
-        and mine.captured_address == its.captured_address
-        and all(a == b or kind in "PF" for kind, a, b in zip(mine.kinds, arguments, others, strict=True))
+        mine.address == its.address and _fixed_words(arguments) == _fixed_words(others)
         for (mine, arguments), (its, others) in zip(part, other, strict=True)
     )
+
+
+def _fixed_words(arguments: Arguments) -> list[int]:
+    return np.frombuffer(memoryview(arguments), np.uint64)[[*arguments.fixed_words]].tolist()
 
 
 def _words(array: ctypes.Array[CapturedCall]) -> npt.NDArray[np.uint64]:

@@ -1,4 +1,4 @@
-"""A weight in the block forms of its file, packed for the C kernel of `block_linear.py`.
+"""A weight in the block forms of its file, or quantized, packed for the C kernel of `block_linear.py`.
 
 Shape legend: T tokens, I inputs, O outputs.
 """
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from kernels.arguments.block_rows import BlockRows, Segment
-from kernels.arguments.packed_blocks import FORMS, PackedBlocks, packed_bytes
+from kernels.arguments.packed_blocks import PackedBlocks, packed_bytes
+from kernels.arguments.packed_forms import FORMS
 from kernels.cpu.huge_pages import empty_huge
 from kernels.formats.weight_format import AllReduce, Linear, Rows, WeightFormat, sum_of_ranks
 from kernels.operations.block_linear import (
@@ -24,6 +25,7 @@ from kernels.operations.block_linear import (
 from kernels.operations.expert_codes import block_experts
 from kernels.operations.expert_linear import ExpertLinear
 from kernels.operations.gelu import GeluKind
+from kernels.operations.quantize import sum_magnitudes
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of activations."""
@@ -74,7 +76,16 @@ class PackedBlocksWeight:
         return lambda x_TI, out_TO=None: block_linear(x_TI, blocks, bias_O, activation, out_TO)
 
     def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
-        return sum_of_ranks(self.linear(bias_O, None), all_reduce)
+        """With scales per token the ranks first add up the magnitudes of their parts of it."""
+        blocks = self.blocks
+        if not FORMS[blocks.segments[0][0]].has_token_scales:
+            return sum_of_ranks(self.linear(bias_O, None), all_reduce)
+
+        def apply(x_TI: Tensor, out_TO: Tensor | None = None, /) -> Tensor:
+            mean_T = all_reduce(sum_magnitudes(x_TI)) / (blocks.num_inputs * num_ranks)
+            return all_reduce(block_linear(x_TI, blocks, bias_O, None, out_TO, mean_T))
+
+        return apply
 
     def experts(self, bias_O: Tensor | None) -> ExpertLinear:
         return partial(block_experts, self.blocks, bias_O)

@@ -10,7 +10,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from kernels.arguments.block_rows import FLOAT_FORMS, FORMS, BlockRows, Segment
+from kernels.arguments.block_forms import FLOAT_FORMS, FORMS
+from kernels.arguments.block_rows import BlockRows, Segment
 from kernels.arguments.packed_fp8 import PackedFp8, packed_fp8_shape
 from kernels.cpu.huge_pages import empty_huge
 from kernels.formats.weight_format import AllReduce, Linear, Rows, WeightFormat, sum_of_ranks

@@ -10,7 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.arguments.block_rows import FLOAT_FORMS, FORMS, BlockRows, Segment
+from kernels.arguments.block_forms import FLOAT_FORMS, FORMS
+from kernels.arguments.block_rows import BlockRows, Segment
 from kernels.arguments.code_planes import CodePlanes
 from kernels.dispatch import has_fp8
 from kernels.formats.weight_format import AllReduce, Linear, Rows, sum_of_ranks

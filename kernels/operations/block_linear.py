@@ -1,47 +1,32 @@
-"""A linear layer whose weight is in the block form of its file, or of 4-bit codes with a scale per 32 inputs.
+"""A linear layer whose weight is in the block forms of its file, or quantized (packed_forms.py).
 
 Shape legend: T tokens, I inputs, O outputs; K blocks of 32 outputs, N groups of 32 inputs.
 
-Weights are not rounded again (kernels/arguments/packed_blocks.py). Activations become codes of 8 bits with a
-scale per token and group, and 127 is the largest magnitude. The integer sums of groups are exact.
+Weights are not rounded again. Activations become codes of 8 bits. A group of 32 has a scale, and 127 is its largest
+magnitude. With a form that has scales per token, a magnitude of `STEPS` is the mean of the token's, and
+activations far above it get wider codes, as in LLM.int8() (Dettmers et al. 2022, section 3.2). The integer sums, of
+groups or of whole rows, are exact.
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.arguments.block_forms import TABLES, NumberFormat
 from kernels.arguments.block_rows import row_bytes
-from kernels.arguments.packed_blocks import (
-    BF16,
-    BLOCK,
-    E8M0,
-    F16,
-    F32,
-    FORMS,
-    SCALE_BYTES,
-    TABLES,
-    PackedBlocks,
-    PackedForm,
-)
+from kernels.arguments.packed_blocks import PackedBlocks, packed_bytes
+from kernels.arguments.packed_forms import BLOCK, FORMS, PackedForm
 from kernels.dispatch import call
+from kernels.operations.dequantize_blocks import read_numbers
 from kernels.operations.gelu import GeluKind
 from kernels.operations.packed_linear import torch_linear
 
+STEPS = 24.0
+"""kernels/cpu/source/quantized_codes.h repeats it."""
+
 LEAST_MAGNITUDE = 1e-30
-ROWS_AT_ONCE = 8192
 MOST_SEGMENTS = 8
 """kernels/cpu/source/block_layout.h repeats it."""
-
-
-def quantize_blocks(weight_OI: Tensor) -> PackedBlocks:
-    """Returns the weight in the form "int4"; its values are finite. Every kernel makes the same codes."""
-    packed = call("quantize", weight_OI, quantize_reference, weight_OI.contiguous(), 4, None)
-    return PackedBlocks(packed, (("int4", weight_OI.shape[0]),), weight_OI.shape[1])
-
-
-def quantize_reference(weight_OI: Tensor, _bits: int, _largest_O: Tensor | None) -> Tensor:
-    """Returns [K, N, bytes] a few outputs at a time, which bounds the memory."""
-    return torch.cat([_quantize_rows(rows_OI) for rows_OI in weight_OI.split(ROWS_AT_ONCE)])
 
 
 def block_linear(
@@ -50,16 +35,20 @@ def block_linear(
     bias_O: Tensor | None,
     activation: GeluKind | None = None,
     out_TO: Tensor | None = None,
+    mean_T: Tensor | None = None,
 ) -> Tensor:
     """Returns x W^T + b [T, O], followed by the GELU that `activation` names.
 
     In the C kernels a token's outputs are the same bits alone and in any batch. The result may be written to `out_TO`;
-    otherwise it is a new tensor.
+    otherwise it is a new tensor. With scales per token `x_TI` may have a part of the inputs: then `mean_T` (float32) is
+    the mean magnitude of each token over all.
     """
+    assert mean_T is None or (mean_T.shape, mean_T.dtype) == (x_TI.shape[:1], torch.float32)
     assert x_TI.shape[1] == weight.num_inputs
     assert 0 < len(weight.segments) <= MOST_SEGMENTS
     assert bias_O is None or bias_O.dtype == x_TI.dtype
-    return call("block_linear", x_TI, block_linear_reference, x_TI.contiguous(), weight, bias_O, activation, out_TO)
+    arguments = x_TI.contiguous(), weight, bias_O, activation, out_TO, mean_T
+    return call("block_linear", x_TI, block_linear_reference, *arguments)
 
 
 def block_linear_reference(
@@ -68,8 +57,10 @@ def block_linear_reference(
     bias_O: Tensor | None,
     activation: GeluKind | None,
     _out_TO: Tensor | None = None,
+    mean_T: Tensor | None = None,
 ) -> Tensor:
-    rounded_TI = _round_activations(x_TI.float())
+    has_token_scales = FORMS[weight.segments[0][0]].has_token_scales
+    rounded_TI = _round_tokens(x_TI.float(), mean_T) if has_token_scales else _round_groups(x_TI.float())
     return torch_linear(rounded_TI, unpack(weight), bias_O, activation).to(x_TI.dtype)
 
 
@@ -99,29 +90,38 @@ def _no_reference(*_arguments: object) -> None:
 
 def has_finite_scales(weight: PackedBlocks) -> bool:
     """True if no scale or minimum of a unit is NaN or infinite."""
-    begin, is_finite = 0, True
-    for name, num_outputs in weight.segments:
-        form = FORMS[name]
-        end = begin + form.num_bytes(num_outputs, weight.num_inputs)
-        units = weight.stored.flatten()[begin:end].view(-1, form.unit_bytes)
-        num_bytes = BLOCK * SCALE_BYTES[form.scale]
-        is_finite &= bool(_numbers(units[:, :num_bytes], form.scale).isfinite().all())
-        if form.has_minimum:
-            is_finite &= bool(_numbers(units[:, num_bytes : num_bytes + 2 * BLOCK], F16).isfinite().all())
-        begin = end
-    return is_finite
+    for form, units in _split_segments(weight):
+        scales, minima, _ = units[..., : form.header_bytes].split(_header_sizes(form), dim=2)
+        if not (
+            read_numbers(scales, form.scale).isfinite().all()
+            and read_numbers(minima, NumberFormat.F16).isfinite().all()
+        ):
+            return False
+    return True
 
 
 def unpack(weight: PackedBlocks) -> Tensor:
     """Returns the weight in float32, [O, I]."""
-    parts, begin = [], 0
-    for name, num_outputs in weight.segments:
-        form = FORMS[name]
-        end = begin + form.num_bytes(num_outputs, weight.num_inputs)
-        units = weight.stored.flatten()[begin:end].view(-1, -(-weight.num_inputs // form.unit_inputs), form.unit_bytes)
-        parts.append(_unpack_units(form, units)[:num_outputs, : weight.num_inputs])
-        begin = end
+    parts = [
+        _unpack_units(form, units)[:num_outputs, : weight.num_inputs]
+        for (form, units), (_, num_outputs) in zip(_split_segments(weight), weight.segments, strict=True)
+    ]
     return torch.cat(parts)
+
+
+def _split_segments(weight: PackedBlocks) -> list[tuple[PackedForm, Tensor]]:
+    """Returns the form and the units of each segment, uint8 [K, units of a row, bytes]."""
+    sizes = [packed_bytes((segment,), weight.num_inputs) for segment in weight.segments]
+    forms = [FORMS[name].of_row(weight.num_inputs) for name, _ in weight.segments]
+    return [
+        (form, stored.view(-1, form.num_units(weight.num_inputs), form.unit_bytes))
+        for form, stored in zip(forms, weight.stored.flatten().split(sizes), strict=True)
+    ]
+
+
+def _header_sizes(form: PackedForm) -> tuple[int, int, int]:
+    """Returns the bytes of a unit's scales, minimums and zero points."""
+    return BLOCK * form.scale.num_bytes, 2 * BLOCK * form.has_minimum, BLOCK * form.has_zero
 
 
 def _look_up_reference(weight: PackedBlocks, row_T: Tensor, out_TI: Tensor) -> Tensor:
@@ -132,14 +132,13 @@ def _unpack_units(form: PackedForm, units: Tensor) -> Tensor:
     """Returns the values [O, I] of a segment's units, uint8 [K, units of a row, bytes]."""
     num_blocks, num_units, _ = units.shape
     header, groups = units.split((form.header_bytes, form.unit_bytes - form.header_bytes), dim=2)
-    sizes = (BLOCK * SCALE_BYTES[form.scale], 2 * BLOCK * form.has_minimum, BLOCK * form.has_zero)
-    scales, minima, zeros = header.split(sizes, dim=2)
+    scales, minima, zeros = header.split(_header_sizes(form), dim=2)
     groups = groups.reshape(num_blocks, num_units, form.groups, -1)
     factors, codes = groups.split((form.factor_bytes, groups.shape[3] - form.factor_bytes), dim=3)
-    scale = _numbers(scales, form.scale)[:, :, None, None]  # [K, units, groups, halves, 32]
+    scale = read_numbers(scales, form.scale)[:, :, None, None]  # [K, units, groups, halves, 32]
     minimum = torch.zeros_like(scale)
     if form.has_minimum:
-        minimum = _numbers(minima, F16)[:, :, None, None]
+        minimum = read_numbers(minima, NumberFormat.F16)[:, :, None, None]
     if form.has_zero:
         minimum = -scale * zeros[:, :, None, None].float()
     if form.num_factors:
@@ -153,14 +152,6 @@ def _unpack_units(form: PackedForm, units: Tensor) -> Tensor:
     return values.permute(0, 3, 1, 2, 4, 5).reshape(num_blocks * BLOCK, -1)
 
 
-def _numbers(stored: Tensor, number_format: int) -> Tensor:
-    stored = stored.contiguous()
-    if number_format == E8M0:
-        exponent = stored.int()
-        return torch.where(exponent < 2, 0x200000 << exponent.clamp(max=1), (exponent - 1) << 23).view(torch.float32)
-    return stored.view({F16: torch.float16, BF16: torch.bfloat16, F32: torch.float32}[number_format]).float()
-
-
 def _codes(form: PackedForm, codes: Tensor) -> Tensor:
     """Returns codes in float32 [K, units, groups, 32 outputs, 32 inputs]."""
     fours = codes.unflatten(3, (-1, BLOCK, 4)).int()  # a group's words of four inputs
@@ -172,23 +163,20 @@ def _codes(form: PackedForm, codes: Tensor) -> Tensor:
         higher = fours[:, :, :, 4:].repeat_interleave(4, dim=3) >> (torch.arange(8) % 4 * 2).view(8, 1, 1)
         values = values | (higher & 3) << 4
     if form.table:
-        values = torch.tensor(TABLES[form.table])[values] + form.offset
+        values = torch.tensor(TABLES[form.table - 1])[values] + form.offset
     return values.transpose(3, 4).flatten(4).float()
 
 
-def _quantize_rows(rows_OI: Tensor) -> Tensor:
-    """The largest magnitude of a group becomes -8, which has no positive counterpart: the scale may be negative."""
-    num_inputs, num_filling = rows_OI.shape[1], -rows_OI.shape[0] % BLOCK
-    weight_ONI = functional.pad(rows_OI.float(), (0, -num_inputs % BLOCK, 0, num_filling)).unflatten(1, (-1, BLOCK))
-    scale_ON1 = (weight_ONI.gather(-1, weight_ONI.abs().argmax(-1, keepdim=True)) / -8).bfloat16()
-    codes_ONI = (weight_ONI / scale_ON1.float().where(scale_ON1 != 0, 1.0)).round_().clamp_(-8, 7) + 8
-    fours = codes_ONI.to(torch.uint8).unflatten(0, (-1, BLOCK)).unflatten(3, (8, 4)).permute(0, 2, 3, 1, 4)
-    scales = scale_ON1.view(-1, BLOCK, scale_ON1.shape[1]).transpose(1, 2).contiguous().view(torch.uint8)
-    return torch.cat((scales, (fours[:, :, :4] | fours[:, :, 4:] << 4).flatten(2)), dim=2)
+def _round_tokens(x_TI: Tensor, mean_T: Tensor | None) -> Tensor:
+    """Returns the activations rounded to their codes, with a scale per token."""
+    mean_T1 = (x_TI.abs().sum(1) / x_TI.shape[1] if mean_T is None else mean_T)[:, None]
+    factor_T1 = torch.where(mean_T1 > LEAST_MAGNITUDE, STEPS / mean_T1, 0.0)
+    scale_T1 = torch.where(mean_T1 > LEAST_MAGNITUDE, mean_T1 / STEPS, 0.0)
+    return (x_TI * factor_T1).round() * scale_T1.where(mean_T1.isfinite(), torch.nan)
 
 
-def _round_activations(x_TI: Tensor) -> Tensor:
-    """Returns the activations rounded to their codes."""
+def _round_groups(x_TI: Tensor) -> Tensor:
+    """Returns the activations rounded to their codes, with a scale per group."""
     x_TNG = functional.pad(x_TI, (0, -x_TI.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     largest_TN1 = x_TNG.abs().amax(-1, keepdim=True)
     factor_TN1 = torch.where(largest_TN1 > LEAST_MAGNITUDE, 127 / largest_TN1, 0.0)

@@ -13,15 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.arguments.block_rows import FLOAT_FORMS, FORMS, INTEGER_FORMS, BlockRows
+from kernels.arguments.block_forms import DOUBLED_E2M1, FORMS, NumberFormat
+from kernels.arguments.block_rows import BlockRows
 from kernels.arguments.code_planes import FIELDS, CodePlanes, PlaneForm
-from kernels.operations.dequantize_blocks import DOUBLED_E2M1, LAYOUTS, split_blocks
+from kernels.operations.dequantize_blocks import split_blocks
 
 ROWS_AT_ONCE = 4096
 """Outputs that are laid out at a time, which bounds the memory that it takes."""
-
-GROUP = 32
-"""Inputs of a group of a form whose groups have no factors."""
 
 ALIGNMENT = 128
 """The address of each plane is a multiple of it, in bytes."""
@@ -29,28 +27,31 @@ ALIGNMENT = 128
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 """By the bits of a code."""
 
-SCALES = {"MXFP4": torch.bfloat16} | dict.fromkeys((*INTEGER_FORMS, *FLOAT_FORMS), torch.float32)
-"""What holds the scales of a form exactly, if not float16."""
+SCALES = {
+    NumberFormat.F16: torch.float16,
+    NumberFormat.E8M0: torch.bfloat16,
+    NumberFormat.F32: torch.float32,
+}
+"""What holds the scales of each number format exactly."""
 
 
 @cache
 def plane_form(name: str) -> PlaneForm:
-    """Returns what follows from the layout of the form's blocks; a block of zeros shows which scales it has."""
-    low, high, offset, table, _ = LAYOUTS[name].codes
-    scales = LAYOUTS[name].read_scales(torch.zeros(1, FORMS[name].num_bytes, dtype=torch.uint8))
-    factors = scales.scale_factors
-    num_groups = FORMS[name].num_values // GROUP if factors is None else factors.shape[1]
+    """Returns what follows from the layout of the form's blocks."""
+    form = FORMS[name]
+    low, high, offset, table, _, _ = form.codes
+    has_factors, has_minimums = form.factors is not None, form.minimum_byte is not None
     return PlaneForm(
         low.num_bits,
         0 if high is None else high.num_bits,
         offset,
-        table is not None and low.num_bits < 8,
-        FORMS[name].num_values // num_groups,
-        num_groups,
-        factors is not None,
-        scales.minimum is not None,
-        scales.minimum_factors is not None,
-        table is DOUBLED_E2M1,
+        has_table=table is not None,
+        group=form.group,
+        groups_a_scale=form.num_values // form.group,
+        has_scale_factors=has_factors,
+        has_minimums=has_minimums or form.zero_byte is not None,
+        has_minimum_factors=has_factors and has_minimums,
+        is_fp4=table is DOUBLED_E2M1,
     )
 
 
@@ -71,7 +72,7 @@ def view_planes(stored: Tensor, name: str, num_outputs: int, num_inputs: int) ->
     assert low is not None
     assert scales is not None
     form = plane_form(name)
-    table = torch.tensor(LAYOUTS[name].codes.table, dtype=torch.bfloat16) if form.has_table else None
+    table = torch.tensor(FORMS[name].codes.table, dtype=torch.bfloat16) if form.has_table else None
     table = None if table is None else table.to(stored.device)
     return CodePlanes(low, high, scales, scale_factors, minimums, minimum_factors, table, form, num_inputs)
 
@@ -133,12 +134,11 @@ def _list_planes(name: str, num_outputs: int, num_inputs: int) -> Iterator[tuple
     form = plane_form(name)
     num_groups = -(-num_inputs // (FIELDS * form.group)) * FIELDS
     num_words, num_scales = num_groups * form.group // FIELDS, num_groups // form.groups_a_scale
-    scale_dtype = SCALES.get(name, torch.float16)
+    scale_dtype = SCALES[FORMS[name].scale.format]
     if form.low_bits < 8:
         yield WORDS[form.low_bits], (num_outputs, num_words)
     else:
-        is_float = LAYOUTS[name].codes.table is not None
-        yield torch.float8_e4m3fn if is_float else torch.int8, (num_outputs, num_groups * form.group)
+        yield torch.float8_e4m3fn if FORMS[name].codes.is_float8 else torch.int8, (num_outputs, num_groups * form.group)
     yield WORDS.get(form.high_bits, torch.int8), (num_outputs if form.high_bits else 0, num_words)
     yield scale_dtype, (num_scales, num_outputs)
     yield torch.int8, (num_groups if form.has_scale_factors else 0, num_outputs)

@@ -1,4 +1,4 @@
-"""Linear layers of experts, as in `expert_linear.py`, whose weights are codes: int8, or blocks, packed or in planes.
+"""Linear layers of experts, as in `expert_linear.py`, whose weights are in blocks, packed or in planes.
 
 Shape legend: R rows, sorted by expert, I inputs, O outputs of an expert, X experts.
 """
@@ -7,22 +7,11 @@ import torch
 from torch import Tensor
 
 from kernels.arguments.code_planes import CodePlanes
-from kernels.arguments.codes import Codes
 from kernels.arguments.packed_blocks import PackedBlocks
 from kernels.operations.block_linear import block_linear_reference
 from kernels.operations.code_planes import take_outputs
 from kernels.operations.expert_linear import DenseLinear, expert_operation
 from kernels.operations.planes_linear import planes_linear_reference
-from kernels.operations.quantized_linear import quantized_linear_reference
-
-
-def _split_quantized(weight: Codes, num_experts: int) -> DenseLinear:
-    blocks, num_outputs = weight.packed.unflatten(0, (num_experts, -1)), weight.num_outputs // num_experts
-
-    def apply(expert: int, bias_O: Tensor | None, x_NI: Tensor) -> Tensor:
-        return quantized_linear_reference(x_NI, Codes(blocks[expert], num_outputs, weight.num_inputs), bias_O, None)
-
-    return apply
 
 
 def _split_blocks(weight: PackedBlocks, num_experts: int) -> DenseLinear:
@@ -47,7 +36,6 @@ def _split_planes(planes: CodePlanes, num_experts: int) -> DenseLinear:
     return apply
 
 
-quantized_experts = expert_operation("expert_quantized_linear", _split_quantized)
 planes_experts = expert_operation("expert_planes_linear", _split_planes)
 block_experts = expert_operation("expert_block_linear", _split_blocks)
 """The weight has one segment."""

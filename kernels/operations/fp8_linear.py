@@ -9,7 +9,8 @@ chunk's sum in float32: neither is rounded.
 import torch
 from torch import Tensor
 
-from kernels.arguments.block_rows import FORMS, BlockRows
+from kernels.arguments.block_forms import FORMS
+from kernels.arguments.block_rows import BlockRows
 from kernels.arguments.packed_fp8 import BLOCK, HALF, SCALE_BYTES, PackedFp8
 from kernels.dispatch import call
 from kernels.operations.gelu import GeluKind
@@ -18,9 +19,8 @@ from kernels.operations.packed_linear import torch_linear
 
 def pack_fp8_rows(weight: PackedFp8, first_output: int, rows: BlockRows) -> None:
     """Sets the outputs from `first_output` on."""
-    size, num_bytes, _ = FORMS[rows.form]
-    assert size == weight.chunk_inputs
-    blocks_ONB = rows.blocks.unflatten(1, (-1, num_bytes))
+    assert FORMS[rows.form].num_values == weight.chunk_inputs
+    blocks_ONB = rows.blocks.unflatten(1, (-1, FORMS[rows.form].num_bytes))
     output_O = torch.arange(first_output, first_output + len(rows))
     scales, codes = weight.scales_and_codes
     scales[output_O // BLOCK, :, output_O % BLOCK] = blocks_ONB[..., :SCALE_BYTES]

@@ -99,6 +99,10 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(description="file of CA certificates (PEM); clients must present a certificate signed by one of them")
     ] = ""
 
+    @property
+    def max_body_bytes(self) -> int:
+        return int(self.max_body_mb * 2**20)
+
     def without_keys(self) -> "HttpConfig":
         """Returns the same with asterisks for each key, to be shown."""
         hidden = {name: ("***",) * len(getattr(self, name)) for name in KEY_FIELDS}

@@ -19,9 +19,6 @@ FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
 NUM_CONTEXT_TOKENS = 8
 """Prompt tokens that the detokenizer decodes before the output, whose text may depend on them."""
 
-NUM_PROMPT_END_TOKENS = 64
-"""Prompt tokens whose text is returned to a request with `wants_prompt_end`."""
-
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
     """Token counts of a request; `cached_tokens` of its prompt were in the prefix cache."""
@@ -37,7 +34,7 @@ class OpenStream(msgspec.Struct, frozen=True, array_like=True, tag=True):
     For a continuation, the detokenizer decodes `output_ids` (int32) silently and resumes after `num_chars_sent`.
     `prompt_ids` (int32) are the last `NUM_CONTEXT_TOKENS` of the prompt, as context for the output. With `echo` or
     `num_prompt_logprobs` they are the whole prompt, which is returned in a `PromptReply`: at once, or together with
-    its logprobs. With `wants_prompt_end` they are at least the last `NUM_PROMPT_END_TOKENS`, whose text is returned.
+    its logprobs. `begins_in_thought` is returned there, too.
     """
 
     uid: int
@@ -53,7 +50,7 @@ class OpenStream(msgspec.Struct, frozen=True, array_like=True, tag=True):
     num_prompt_logprobs: int | None = None
     min_tokens: int = 0
     """No stop string may end in the first `min_tokens` tokens of all attempts; it may begin there (as in vLLM)."""
-    wants_prompt_end: bool = False
+    begins_in_thought: bool = False
     engine: int = 1
     """The number of the scheduler that sends it."""
 
@@ -157,8 +154,8 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class PromptReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """detokenizer → frontend: the prompt's text, its int32 `token_ids` and, if requested, their logprobs.
 
-    If only the end of the prompt was requested, `text` is that end and there are no ids. Sent before the first output
-    token, and again for a continuation.
+    Without a request for the prompt, text and ids are empty. Sent before the first output token, and again for a
+    continuation.
     """
 
     uid: int
@@ -166,6 +163,8 @@ class PromptReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     text: str
     tokens: tuple[PositionLogprobs, ...] = ()
     token_ids: Int32s = b""
+    begins_in_thought: bool = False
+    """The prompt has opened the model's reasoning."""
 
 
 class UserReply(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -4,6 +4,7 @@ Every message about a request carries its `uid` (chosen by the frontend, unique 
 attempt is 0. After a process has died, the continuation is the next attempt; messages of older ones are dropped.
 """
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -57,8 +58,8 @@ class ThoughtLimit(msgspec.Struct, frozen=True, array_like=True):
     num_begin: int = 0
 
 
-class CallGrammar(msgspec.Struct, frozen=True):
-    """The tool calls that an answer must consist of. It begins with one of `calls`: (begin, JSON schema, end).
+class CallGrammar(msgspec.Struct, frozen=True, array_like=True):
+    """The tool calls that an answer must consist of. It begins with one of `calls`: (begin, schema in JSON, end).
 
     A schema of `None` allows any text. With a `separator`, more calls may follow, each after one. `names` are the
     tools: either each has its own entry in `calls`, with the schema of its parameters, or all share one entry whose
@@ -66,21 +67,32 @@ class CallGrammar(msgspec.Struct, frozen=True):
     `None` if the arguments of a call are one JSON object.
     """
 
-    calls: tuple[tuple[str, dict[str, Any] | None, str], ...]
+    calls: tuple[tuple[str, bytes | None, str], ...] = ()
     separator: str | None = None
     names: tuple[str, ...] = ()
     tag: tuple[str, str] | None = None
+
+    def with_calls(self, calls: Iterable[tuple[str, dict[str, Any] | None, str]]) -> "CallGrammar":
+        """Returns the grammar with other calls, whose schemas are encoded here."""
+        encoded = [
+            (begin, None if schema is None else msgspec.json.encode(schema), end) for begin, schema, end in calls
+        ]
+        return msgspec.structs.replace(self, calls=tuple(encoded))
+
+    def decoded(self) -> list[tuple[str, dict[str, Any] | None, str]]:
+        """Returns the calls with decoded schemas."""
+        return [(begin, msgspec.json.decode(schema) if schema else None, end) for begin, schema, end in self.calls]
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """The grammar of the whole output, in one of the forms that clients use; `param` is the field that requested it.
 
     `text` is a JSON schema, a regular expression, a JSON list of allowed outputs, a grammar in Lark's or GBNF's syntax,
-    or the JSON of a structural tag or a `CallGrammar`. The tokenizer translates every kind to "llguidance", that
+    or the JSON of a structural tag. The tokenizer translates every kind to "llguidance", that
     library's own form, for the scheduler. `whitespace` is a regular expression for the text between JSON tokens: empty
     for none, `None` for a space or a line break with indentation.
 
-    If `calls` is set (the JSON of a `CallGrammar`), the output may be those calls instead. `thought`, added by the
+    If `calls` is set, the output may be those calls instead or, for the kind "calls", must be. `thought`, added by the
     tokenizer, comes before either. The kind "thought" only limits the reasoning: its text is empty and `limit` is set.
     `closes_objects`: objects have no properties but those of their JSON schemas (`None`: the server's default).
     """
@@ -89,7 +101,7 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     text: str
     param: str
     whitespace: str | None = None
-    calls: str = ""
+    calls: CallGrammar | None = None
     thought: Thought | None = None
     limit: ThoughtLimit | None = None
     closes_objects: bool | None = None
@@ -131,9 +143,9 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     the token. Logprobs are taken before any of these changes.
 
     `num_logprobs` is the number of alternatives per output token, `num_prompt_logprobs` per prompt token: 0 for the
-    token's own logprob, `None` for no logprobs. `echo` requests the prompt's text, `wants_prompt_end` the end of it,
-    where a chat template may have begun the answer. Lower `priority` values are scheduled first. Without `is_streamed`
-    the client gets the whole answer at the end, so tokens may be delivered some steps later.
+    token's own logprob, `None` for no logprobs. `echo` requests the prompt's text. Lower `priority` values are
+    scheduled first. Without `is_streamed` the client gets the whole answer at the end, so tokens may be delivered some
+    steps later.
     """
 
     max_tokens: int
@@ -162,7 +174,6 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     echo: bool = False
     priority: int = 0
     grammar: Grammar | None = None
-    wants_prompt_end: bool = False
     top_n_sigma: float = 0.0
     typical_p: float = 1.0
     xtc_probability: float = 0.0
@@ -298,6 +309,8 @@ class UserMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     engine: int = 1
     group: int = 0
     spans: tuple[PromptSpan, ...] = ()
+    begins_in_thought: bool = False
+    """The chat template has opened the model's reasoning."""
 
 
 class AbortMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -10,6 +10,11 @@ class BlockType(NamedTuple):
     block_values: int
     block_bytes: int
 
+    @property
+    def is_in_blocks(self) -> bool:
+        """True if values have no number of their own."""
+        return self.block_values > 1
+
 
 BLOCK_TYPES = {
     0: BlockType("F32", 1, 4),
@@ -51,5 +56,4 @@ BLOCK_TYPES = {
 """By ggml's number. Numbers that are missing were removed from the format."""
 
 NUMBERS = ("F32", "F16", "BF16")
-BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
-"""The formats of tensors that can be served; the CPU's C kernels compute in `BLOCKS`."""
+"""The plain number formats that can be served; kernels/arguments/block_forms.py has the formats in blocks."""

@@ -12,7 +12,6 @@ from typing import Any
 
 from messages.errors import BootError, quoted
 from runtime.gguf.architectures import ARCHITECTURES, MIXTRAL, Architecture
-from runtime.gguf.block_types import BLOCKS
 from runtime.gguf.configs import FACTOR_TENSORS, ModelFields
 from runtime.gguf.gguf_file import GgufFile
 from runtime.gguf.header import GgufTensor
@@ -92,7 +91,7 @@ def read_config(file: GgufFile) -> dict[str, Any]:
 
 def is_in_blocks(file: GgufFile) -> bool:
     """True if the C kernels compute in the blocks of nearly all weights; the rest become plain numbers."""
-    sizes = [(tensor.type.name in BLOCKS, tensor) for tensor in file.tensors.values()]
+    sizes = [(tensor.type.is_in_blocks, tensor) for tensor in file.tensors.values()]
     plain_bytes = sum(2 * prod(tensor.shape) for is_computed, tensor in sizes if not is_computed)
     return MOST_PLAIN * sum(tensor.num_bytes for is_computed, tensor in sizes if is_computed) > plain_bytes
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Sequence
 
-from messages.ring.timeline import DelayedRow, PausedRow, PreemptedRow, WaitsFor
+from messages.ring.timeline import DelayedRow, PreemptedRow, WaitsFor
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.resource import Resource
@@ -14,6 +14,7 @@ from scheduler_proc.deciding.stages import Stages
 from scheduler_proc.deciding.step_plan import Budget, DraftSource, StepPlan
 from scheduler_proc.deciding.step_size import MIN_TOKENS, NUM_LARGE_STEPS, StepSize
 from scheduler_proc.deciding.tasks.pooling import chunking_of
+from scheduler_proc.deciding.yielding import Yielding
 
 PART_BY_TURN = 8
 """Rows of other groups are preempted for a group with less than 1 in `PART_BY_TURN` of all rows."""
@@ -42,16 +43,13 @@ class Policy:
         self._cache = cache
         self._no_rows = DecodeRows(cache.page_size)
         self.budget = budget
+        self._yielding = Yielding(stages, budget)
         self.step_size = StepSize(budget.max_num_batched_tokens)
         self.notes = PlanNotes()
         """Facts about the latest plan."""
         self.admission_rate = AdmissionRate()
-        self.is_closed = False
-        """No more requests are admitted from the queue."""
         self.starved: Collection[int] = ()
         """Fault injection: the uids that no step has once they decode; 0 means the queue."""
-        self._num_without = 0
-        """Steps since the last one in which requests that give way could have tokens."""
         self.num_admitted = 0
         self.num_preemptions = 0
         self.num_prompt_tokens = 0
@@ -80,8 +78,8 @@ class Policy:
         return chosen, chunks
 
     def _choose(self, rows: DecodeRows, before: StepInFlight | None) -> tuple[DecodeRows, list[Chunk]]:
-        has_turn = self._max_num_yielding > 0
-        plan = StepPlan(self.budget.max_num_batched_tokens, self._share(before), before)
+        has_turn = self._yielding.max_num_tokens > 0
+        plan = StepPlan(self.budget.max_num_batched_tokens, self._yielding.share(before, self.notes), before)
         for req, num_tokens in rows.reqs_without_slot():
             self._make_room(req, num_tokens, plan)
         plan.num_tokens_left -= len(rows)
@@ -99,7 +97,7 @@ class Policy:
         if self.starved:
             rows = rows.kept([req.uid not in self.starved for req in rows.reqs])
         plan.num_tokens_left += plan.num_left_over
-        self._num_without = 0 if has_turn else self._num_without + 1
+        self._yielding.num_without = 0 if has_turn else self._yielding.num_without + 1
         self.notes.num_step_tokens = self.budget.max_num_batched_tokens - plan.num_tokens_left
         if self._draft_planner is not None:
             rows = self.add_drafts(rows, plan.chunks, self._draft_planner.plan(rows, plan.num_tokens_left))
@@ -135,41 +133,6 @@ class Policy:
         uids = {chunk.req.uid for chunk in drafted}
         return rows.kept([req.uid not in uids for req in rows.reqs])
 
-    def _share(self, before: StepInFlight | None) -> int:
-        """Pauses or resumes rows that give way; returns the number of further tokens that such requests may have.
-
-        Without other requests, these are all tokens of the step.
-        """
-        stages, budget, most = self._stages, self.budget, self._max_num_yielding
-        num_paused = stages.num_yielding - most
-        num_free = min(budget.max_num_seqs, budget.max_num_batched_tokens) - stages.num_active
-        num_resumed = min(-num_paused, len(stages.paused), num_free)
-        if before is not None:
-            if num_paused > 0 or num_resumed > 0:
-                raise MustCommitError
-            num_paused += sum([chunk.wanted.num_tokens for chunk in before.chunks if chunk.req.pending.gives_way])
-            return -num_paused
-        self.notes.paused += [_changed_row(stages.pause(), is_paused=True) for _ in range(num_paused)]
-        resumed = [stages.resume() for _ in range(num_resumed)]
-        if not self._is_sharing:  # otherwise they would soon be paused again
-            self.notes.paused += [_changed_row(req, is_paused=False) for req in resumed]
-        return most - stages.num_yielding
-
-    @property
-    def _is_sharing(self) -> bool:
-        """True if there are requests to which others give way; once the queue is closed, only those with rows count."""
-        stages = self._stages
-        return stages.num_live_rows > 0 or (stages.num_live > 0 and not self.is_closed)
-
-    @property
-    def _max_num_yielding(self) -> int:
-        """The maximum number of tokens in the next step for requests that give way."""
-        budget = self.budget
-        if not self._is_sharing:
-            return budget.max_num_batched_tokens
-        has_turn = not self._stages.num_live_rows or self._num_without + 1 >= budget.yields_every
-        return budget.max_num_yielding if has_turn else 0
-
     def _next_waiting(self, num_yielding_left: int, plan: StepPlan | None = None) -> PendingReq | None:
         """Returns the first request of the queue that may get a row, if there is room for it."""
         waiting: Iterable[PendingReq] = self._stages.waiting.line
@@ -187,16 +150,24 @@ class Policy:
         return next(iter(waiting), None)
 
     @property
+    def is_closed(self) -> bool:
+        """True if no more requests are admitted from the queue."""
+        return self._yielding.is_closed
+
+    def close(self) -> None:
+        self._yielding.is_closed = True
+
+    @property
     def has_prompts(self) -> bool:
         """True if the next step could have prefill chunks, as far as is known now."""
-        stages, num_yielding_left = self._stages, self._max_num_yielding - self._stages.num_yielding
-        in_prefill = any(num_yielding_left > 0 or not req.pending.gives_way for req in stages.prefilling)
+        num_yielding_left = self._yielding.num_left
+        in_prefill = any(num_yielding_left > 0 or not req.pending.gives_way for req in self._stages.prefilling)
         return in_prefill or self._next_waiting(num_yielding_left) is not None
 
     def has_room(self) -> bool:
         """True if the next request of the queue could get a row now, even if none of its prompt is cached."""
         stages = self._stages
-        pending = self._next_waiting(self._max_num_yielding - stages.num_yielding)
+        pending = self._next_waiting(self._yielding.num_left)
         if self.is_closed or pending is None or stages.prefilling or self._is_full:
             return False
         req = self._cache.open(pending)
@@ -379,10 +350,6 @@ class Policy:
             if pending.attempt:
                 self.num_resumed_tokens += len(pending.token_ids)
                 self.num_recomputed_tokens += len(pending.token_ids) - req.num_computed_tokens
-
-
-def _changed_row(req: Req, *, is_paused: bool) -> PausedRow:
-    return PausedRow(req.uid, req.pending.attempt, is_paused)
 
 
 def _num_next_tokens(req: Req) -> int:

@@ -192,7 +192,7 @@ class Scheduler:
 
     def close_queue(self) -> None:
         """Admits no more requests from the queue. Running rows continue; then the process will be replaced."""
-        self._policy.is_closed = True
+        self._policy.close()
         self._must_tell_drained = True
 
     @property

@@ -9,7 +9,6 @@ from typing import Any
 from messages.config.pooling import choose_dtype
 from messages.config.server import Config
 from messages.errors import BootError
-from runtime.gguf.block_types import BLOCKS
 from runtime.gguf.conversion import is_in_blocks
 from runtime.gguf.gguf_file import read_gguf
 from runtime.machine import CGROUP, CPU_INFO, MEMORY_INFO, available_memory_bytes, computes_bfloat16
@@ -57,7 +56,7 @@ def _count_bytes(model_dir: Path, value_bytes: int, bytes_beside_blocks: int) ->
     model = read_gguf(model_dir)
     value_bytes = bytes_beside_blocks if is_in_blocks(model) else value_bytes
     return sum(
-        tensor.num_bytes if tensor.type.name in BLOCKS else prod(tensor.shape) * value_bytes
+        tensor.num_bytes if tensor.type.is_in_blocks else prod(tensor.shape) * value_bytes
         for tensor in model.tensors.values()
     )
 

@@ -223,13 +223,15 @@ def test_special_tokens_are_shown_where_they_are_asked_for(detokenizer: Detokeni
     assert run(detokenizer, 8, [END, *ids_of("a")])[0].text == "a"
 
 
-def test_the_end_of_the_prompt_is_told_where_it_is_wanted(detokenizer: Detokenizer) -> None:
-    opening = OpenStream(7, 0, prompt_ids=pack_int32(ids_of("hello")), wants_prompt_end=True)
-    assert detokenizer.open_stream(opening) == ([PromptReply(7, 0, "hello")], [])
+def test_a_thought_that_the_prompt_has_opened_is_reported(detokenizer: Detokenizer) -> None:
+    opening = OpenStream(7, 0, prompt_ids=pack_int32(ids_of("hello")), begins_in_thought=True)
+    assert detokenizer.open_stream(opening) == ([PromptReply(7, 0, "", begins_in_thought=True)], [])
     client, _ = run(detokenizer, 7, ids_of("lo"))
     assert client.texts == ["l", "o"]
     echoed = msgspec.structs.replace(opening, uid=8, echo=True)
-    assert detokenizer.open_stream(echoed)[0] == [PromptReply(8, 0, "hello", token_ids=opening.prompt_ids)]
+    assert detokenizer.open_stream(echoed)[0] == [
+        PromptReply(8, 0, "hello", (), opening.prompt_ids, begins_in_thought=True)
+    ]
 
 
 def test_a_request_that_never_ran_ends_too(detokenizer: Detokenizer) -> None:

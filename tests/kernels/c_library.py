@@ -22,6 +22,7 @@ from kernels.cpu.build import (
     library_path,
     prebuilt_name,
 )
+from kernels.cpu.headers import write_headers
 
 SOFTWARE_TILES = Path(__file__).parent / "cpu" / "software_tiles.h"
 TILE_FLAGS = {
@@ -80,10 +81,11 @@ def sanitized_library(isas: Sequence[str], flags: Sequence[str]) -> Path:
 
 def _build_with_tiles(compiler: Sequence[str], target: Path, tile_flags: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
+        include = write_headers(Path(scratch))
         objects = [f"{scratch}/{name}.o" for name in ("kernels", *RUNTIME_UNITS)]
         for name, made in zip(("kernels", *RUNTIME_UNITS), objects, strict=True):
             flags = tile_flags if name == "kernels" else ()
-            _compile([*compiler, *FLAGS, *flags, "-c", str(SOURCE / f"{name}.c"), "-o", made])
+            _compile([*compiler, *FLAGS, *include, *flags, "-c", str(SOURCE / f"{name}.c"), "-o", made])
         _compile([*compiler, "-shared", "-o", f"{scratch}/kernels.so", *objects, "-lm"])
         Path(scratch, "kernels.so").replace(target)
 

@@ -14,16 +14,17 @@ from kernels.cpu.capture import capture_calls, timed_kernels
 from kernels.cpu.library import find_kernel
 from kernels.formats.embed import embed
 from kernels.formats.plain import PlainWeight
+from kernels.operations.block_linear import block_linear
 from kernels.operations.gelu import gelu
 from kernels.operations.gelu_mul import gelu_mul
 from kernels.operations.layer_norm import layer_norm
 from kernels.operations.packed_linear import has_packed_kernel, pack, packed_linear
 from kernels.operations.paged_decode import paged_decode
-from kernels.operations.quantized_linear import quantize, quantized_linear
+from kernels.operations.quantize import quantize
 from kernels.operations.rescale import rescale
 from kernels.operations.rms_norm import rms_norm
 from kernels.operations.rotate_store import rotate_store
-from kernels.operations.sample import draw, sample
+from kernels.operations.sample import draw
 from kernels.operations.silu_mul import silu_mul
 from tests.kernels.cases import Shape, make_paged_case
 
@@ -56,7 +57,7 @@ class Layers:
         self.positions = torch.randint(0, 9, (NUM_TOKENS,), dtype=torch.int32)
         self.tokens, self.places = random(50, SIZE), random(9, SIZE)
         self.weight, self.bias = random(SIZE), random(SIZE)
-        self.codes = quantize(random(2 * SIZE, SIZE))
+        self.codes = quantize(random(2 * SIZE, SIZE), 8)
         self.draws = torch.arange(NUM_TOKENS) % 2 * 0.9, torch.arange(NUM_TOKENS), torch.arange(NUM_TOKENS) + 7
         packed_weight = random(SIZE, SIZE)
         self.packed = pack(packed_weight) if has_packed_kernel(packed_weight) else None
@@ -64,8 +65,8 @@ class Layers:
     def compute(self) -> Tensor:
         residual = embed(self.ids, self.positions, PlainWeight(self.tokens), self.places)
         normed = layer_norm(residual, self.weight, self.bias, 1e-5)
-        update = gelu(silu_mul(quantized_linear(normed, self.codes, None)), "tanh")
-        update = rescale(gelu_mul(quantized_linear(normed, self.codes, None)), 1.5, update)
+        update = gelu(silu_mul(block_linear(normed, self.codes, None)), "tanh")
+        update = rescale(gelu_mul(block_linear(normed, self.codes, None)), 1.5, update)
         if self.packed is not None:
             update = packed_linear(update, self.packed, self.bias, SIZE)
         self.chosen = draw(update, *self.draws)
@@ -233,11 +234,10 @@ def test_more_items_than_one_operation_of_a_crew_may_have() -> None:
 
 
 def test_what_others_compute_is_named() -> None:
-    x, weight, seeds = torch.randn(2, SIZE), torch.ones(SIZE), torch.arange(2)
+    x, weight = torch.randn(2, SIZE), torch.ones(SIZE)
     for compute, name in (
         (lambda: rms_norm(x, weight, 1e-5) * 2, "torch's mul"),
         (lambda: gelu(x, "exact").tanh(), "torch's tanh"),
-        (lambda: sample(rms_norm(x, weight, 1e-5), seeds, seeds), "sample"),
     ):
         result, calls, other = capture_calls(compute)
         assert torch.equal(result, compute())

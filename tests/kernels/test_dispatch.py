@@ -8,8 +8,8 @@ import torch
 
 import kernels
 from kernels import dispatch
+from kernels.cpu.arguments import STRUCTURES
 from kernels.cpu.launchers import LAUNCHERS
-from kernels.cpu.library import SIGNATURES
 from kernels.dispatch import call, find_implementation, is_on_cpu
 from kernels.gpu import triton_kernels
 
@@ -46,7 +46,7 @@ def test_a_kernel_that_returns_nothing_has_computed(monkeypatch: pytest.MonkeyPa
 
 
 def test_every_c_kernel_has_a_launcher() -> None:
-    assert set(LAUNCHERS) == set(SIGNATURES)
+    assert set(LAUNCHERS) == set(STRUCTURES)
 
 
 def test_devices_are_told_apart() -> None:

@@ -1,12 +1,12 @@
 import pytest
 import torch
 
-from kernels.arguments.codes import Bits
 from kernels.formats.embed import embed
 from kernels.formats.packed import PackedWeight
 from kernels.formats.plain import PlainWeight
 from kernels.formats.quantized import QUANTIZED
 from kernels.operations.packed_linear import pack
+from kernels.operations.quantize import Bits
 from tests.kernels.cases import DEVICES
 from tests.kernels.test_formats import values_of
 

@@ -2,17 +2,16 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kernels.arguments.codes import Bits
 from kernels.formats import plain
 from kernels.formats.packed import PackedWeight
 from kernels.formats.packed_blocks import PackedBlocksWeight
 from kernels.formats.plain import PlainWeight
-from kernels.formats.quantized import QUANTIZED, QuantizedWeight
+from kernels.formats.quantized import QUANTIZED
 from kernels.formats.weight_format import Weight
 from kernels.operations.block_linear import unpack
 from kernels.operations.gelu import GeluKind
 from kernels.operations.packed_linear import has_packed_kernel, pack
-from kernels.operations.quantized_linear import dequantize
+from kernels.operations.quantize import Bits
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -51,10 +50,8 @@ def test_bfloat16_on_a_processor_where_onednn_does_not_multiply_it(monkeypatch: 
 
 
 def values_of(weight: Weight) -> torch.Tensor:
-    if isinstance(weight, PackedBlocksWeight):
-        return unpack(weight.blocks)
-    assert isinstance(weight, QuantizedWeight)
-    return dequantize(weight.codes)
+    assert isinstance(weight, PackedBlocksWeight)
+    return unpack(weight.blocks)
 
 
 @pytest.mark.parametrize("bits", [8, 4])

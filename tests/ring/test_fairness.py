@@ -15,12 +15,16 @@ from tests.ring.client import BARD, BARD_DIR, RingClient
 pytestmark = pytest.mark.ring
 
 LATER_S = 0.5
-WATCH_S = 3.0
+WATCH_S = 1.5
 NUM_ALONE = 5
 
 
+WORDS = [f"w{place * 7 % 997}" for place in range(997)]
+
+
 def words(count: int, first: int = 0) -> str:
-    return " ".join(f"w{(first * 31 + place * 7) % 997}" for place in range(count))
+    begin = first * 31 % len(WORDS)
+    return " ".join((WORDS * (count // len(WORDS) + 2))[begin : begin + count])
 
 
 def texts(count: int, num_words: int) -> list[str]:

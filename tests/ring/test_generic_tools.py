@@ -52,38 +52,45 @@ def test_it_is_listed(client: OpenAI):
     assert client.models.retrieve("m").model_dump()["tool_calls"] == "generic"
 
 
-@pytest.mark.parametrize("choice", ["auto", "required", "none", {"type": "function", "function": {"name": "now"}}])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_chat(client: OpenAI, choice: Any, temperature: float):
-    for seed, question in enumerate(QUESTIONS):
-        asked: Any = {
-            "model": "m",
-            "messages": [{"role": "user", "content": question}],
-            "tools": TOOLS,
-            "tool_choice": choice,
-            "temperature": temperature,
-            "max_tokens": 120,
-            "seed": seed,
-        }
-        answer = client.chat.completions.create(**asked).choices[0]
-        calls = answer.message.tool_calls or []
-        if answer.finish_reason != "length":
-            assert bool(calls) != bool(answer.message.content)
-            for call in calls:
-                assert call.type == "function"
-                check_call(call.function.name, call.function.arguments)
-        if choice != "auto":
-            assert bool(calls) == (choice != "none")
-        chunks = [chunk.choices[0] for chunk in client.chat.completions.create(stream=True, **asked)]
-        streamed = "".join(
-            (called.function.arguments or "")
-            for chunk in chunks
-            for called in chunk.delta.tool_calls or []
-            if called.function
-        )
-        assert streamed == "".join(call.function.arguments for call in calls if call.type == "function")
-        assert "".join(chunk.delta.content or "" for chunk in chunks) == (answer.message.content or "")
-        assert len(chunks) > 4, "it is streamed"
+NAMED: Any = {"type": "function", "function": {"name": "now"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "temperature", "question"),
+    [
+        *(("auto", 0.0, 0), ("auto", 1.0, 1), ("auto", 0.0, 1), ("required", 0.0, 1), ("required", 1.0, 0)),
+        *(("none", 0.0, 0), ("none", 1.0, 1), (NAMED, 0.0, 1), (NAMED, 1.0, 0)),
+    ],
+)
+def test_a_chat(client: OpenAI, choice: Any, temperature: float, question: int):
+    asked: Any = {
+        "model": "m",
+        "messages": [{"role": "user", "content": QUESTIONS[question]}],
+        "tools": TOOLS,
+        "tool_choice": choice,
+        "temperature": temperature,
+        "max_tokens": 80,
+        "seed": question,
+    }
+    answer = client.chat.completions.create(**asked).choices[0]
+    calls = answer.message.tool_calls or []
+    if answer.finish_reason != "length":
+        assert bool(calls) != bool(answer.message.content)
+        for call in calls:
+            assert call.type == "function"
+            check_call(call.function.name, call.function.arguments)
+    if choice != "auto":
+        assert bool(calls) == (choice != "none")
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(stream=True, **asked)]
+    streamed = "".join(
+        (called.function.arguments or "")
+        for chunk in chunks
+        for called in chunk.delta.tool_calls or []
+        if called.function
+    )
+    assert streamed == "".join(call.function.arguments for call in calls if call.type == "function")
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == (answer.message.content or "")
+    assert len(chunks) > 4, "it is streamed"
 
 
 def test_a_result_is_part_of_the_prompt(ring: RingClient):

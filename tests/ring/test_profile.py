@@ -91,9 +91,9 @@ class Trace:
 def c_kernels() -> frozenset[str]:
     """The names of all C kernels."""
     # Imported here, because it imports torch and every worker of `-m ring` imports this file.
-    from kernels.cpu.library import SIGNATURES
+    from kernels.cpu.arguments import STRUCTURES
 
-    return frozenset(SIGNATURES)
+    return frozenset(STRUCTURES)
 
 
 @pytest.fixture(scope="module")

@@ -41,10 +41,10 @@ async def collect(client: RingClient, request: dict[str, Any]) -> list[dict[str,
 
 def requests(stops: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     kinds: list[dict[str, Any]] = [
-        {"max_tokens": 50},
-        {"max_tokens": 30, "logprobs": 2, "ignore_eos": True},
-        {"max_tokens": 40, "temperature": 0.8, "seed": 7, "ignore_eos": True},
-        {"max_tokens": 30, "presence_penalty": 0.5, "min_tokens": 20},
+        {"max_tokens": 36},
+        {"max_tokens": 24, "logprobs": 2, "ignore_eos": True},
+        {"max_tokens": 28, "temperature": 0.8, "seed": 7, "ignore_eos": True},
+        {"max_tokens": 24, "presence_penalty": 0.5, "min_tokens": 16},
     ]
     return [body(prompt, **kind, **({"stop": list(stops)} if stops else {})) for prompt in PROMPTS for kind in kinds]
 
@@ -64,23 +64,30 @@ def whole_replies(client: RingClient, bodies: list[dict[str, Any]]) -> list[dict
     return [seen(reply.json()) for reply in replies]
 
 
-def test_whole_replies_are_the_same(drafting: RingClient, plain: RingClient) -> None:
-    assert whole_replies(drafting, requests()) == whole_replies(plain, requests())
+@pytest.fixture(scope="module")
+def without_drafts(plain: RingClient) -> list[dict[str, Any]]:
+    return whole_replies(plain, requests())
 
 
-def test_a_stop_string_inside_a_run_ends_the_text_there(drafting: RingClient, plain: RingClient) -> None:
-    free = whole_replies(plain, requests())
-    stops = tuple(dict.fromkeys(reply["text"][10:13] for reply in free if len(reply["text"]) > 12))[:4]
+def test_whole_replies_are_the_same(drafting: RingClient, without_drafts: list[dict[str, Any]]) -> None:
+    assert whole_replies(drafting, requests()) == without_drafts
+
+
+def test_a_stop_string_inside_a_run_ends_the_text_there(
+    drafting: RingClient, plain: RingClient, without_drafts: list[dict[str, Any]]
+) -> None:
+    stops = tuple(dict.fromkeys(reply["text"][10:13] for reply in without_drafts if len(reply["text"]) > 12))[:4]
     expected = whole_replies(plain, requests(stops))
     assert sum(reply["finish_reason"] == "stop" for reply in expected) >= 3
     assert whole_replies(drafting, requests(stops)) == expected
 
 
 @pytest.mark.anyio
-async def test_events_bring_runs_in_order_with_their_logprobs(drafting: RingClient, plain: RingClient) -> None:
+async def test_events_bring_runs_in_order_with_their_logprobs(
+    drafting: RingClient, without_drafts: list[dict[str, Any]]
+) -> None:
     sizes: set[int] = set()
-    for request in requests():
-        (reply,) = whole_replies(plain, [request])
+    for request, reply in zip(requests(), without_drafts, strict=True):
         *events, last = await collect(drafting, {**request, "stream": True})
         sizes.update(len(event["token_ids"]) for event in events)
         told = [*events, last]

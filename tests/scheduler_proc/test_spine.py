@@ -9,6 +9,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 SPINE = [
+    "scheduler_proc/deciding/scheduler.py",
+    "scheduler_proc/deciding/policy.py",
+    "scheduler_proc/deciding/stages.py",
+    "scheduler_proc/deciding/results.py",
+    "scheduler_proc/deciding/in_flight.py",
+    "scheduler_proc/deciding/pages/block_allocator.py",
+    "scheduler_proc/deciding/pages/running_request.py",
+    "scheduler_proc/deciding/rows/batch_columns.py",
     "scheduler_proc/computing/step/inputs.py",
     "scheduler_proc/computing/step/packing.py",
     "scheduler_proc/computing/step/shapes.py",
@@ -21,7 +29,8 @@ SPINE = [
 """The files that every step passes through."""
 
 FEATURES = re.compile(
-    r"window|state_(slots?|sources?|rows)|has_states|cache\.states|hidden_slots|kept_hidden|adapter|lora|token_type|placed|span",
+    r"window|state_(slots?|sources?|rows)|has_states|cache\.states|hidden_slots|kept_hidden|adapter|lora|token_type"
+    r"|state_?plan|stateslots|checkpoint|tiers|placed_rows|span",
     re.IGNORECASE,
 )
 

@@ -18,8 +18,8 @@ from tokenizer_proc.thoughts import join_grammars, limit_of
 
 MODEL_DIR = Path(__file__).resolve().parents[2] / "assets" / "shakespeare-gpt2"
 PROMPTS = [[5, 6, 7], list(range(40, 90)), [9], [5, 6, 7, 8], list(range(60, 80)), [1] * 30]
-BUDGETS = [0, 1, 7, 30, 60, 200]
-MAX_TOKENS = 90
+BUDGETS = [0, 1, 7, 20, 30, 200]
+MAX_TOKENS = 50
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 from llguidance import LLMatcher
 
@@ -23,7 +22,7 @@ def compiler() -> GrammarCompiler:
 def takes(compiler: GrammarCompiler, calls: CallGrammar, text: str) -> bool:
     """True if the grammar accepts the whole text and may end with it."""
     tokenizer = compiler.tokenizer()
-    grammar = call_grammar(msgspec.json.encode(calls).decode(), tokenizer)
+    grammar = call_grammar(calls, tokenizer)
     assert not LLMatcher.validate_grammar(grammar, tokenizer)
     matcher = LLMatcher(tokenizer, grammar)
     tokens = tokenizer.tokenize_str(text, parse_special=True)
@@ -44,12 +43,12 @@ def takes(compiler: GrammarCompiler, calls: CallGrammar, text: str) -> bool:
     ],
 )
 def test_an_answer_is_one_of_the_calls(compiler: GrammarCompiler, text: str, is_taken: bool):
-    calls = CallGrammar((("<call>", NUMBER, "</call>"), ("<other>", WORD, "")))
+    calls = CallGrammar().with_calls((("<call>", NUMBER, "</call>"), ("<other>", WORD, "")))
     assert takes(compiler, calls, text) == is_taken
 
 
 def test_more_calls_may_follow_the_separator(compiler: GrammarCompiler):
-    calls = CallGrammar((("<call>", NUMBER, "</call>"),), "\n")
+    calls = CallGrammar(separator="\n").with_calls((("<call>", NUMBER, "</call>"),))
     one = '<call>{"n": 5}</call>'
     assert takes(compiler, calls, one)
     assert takes(compiler, calls, f"{one}\n{one}\n{one}")
@@ -62,8 +61,8 @@ def test_a_mark_that_is_a_special_token_is_that_token():
         str(MODEL_DIR), 3072, (1,)
     )  # the model has one special token, which must not end it here
     special = compiler.tokenizer().decode_str([0])
-    calls = CallGrammar(((f"{special}go ", NUMBER, ""),))
+    calls = CallGrammar().with_calls(((f"{special}go ", NUMBER, ""),))
     assert takes(compiler, calls, f'{special}go {{"n": 1}}')
     tokenizer = compiler.tokenizer()
-    matcher = LLMatcher(tokenizer, call_grammar(msgspec.json.encode(calls).decode(), tokenizer))
+    matcher = LLMatcher(tokenizer, call_grammar(calls, tokenizer))
     assert matcher.try_consume_tokens(tokenizer.tokenize_str(special[:2]) + tokenizer.tokenize_str(special[2:])) == 0

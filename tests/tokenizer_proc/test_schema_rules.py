@@ -38,7 +38,7 @@ def by_schema(compiler: GrammarCompiler, schema: Any) -> str:
 
 def by_call(compiler: GrammarCompiler, schema: Any) -> str:
     value = msgspec.json.decode(schema) if isinstance(schema, str) else schema
-    return call_grammar(msgspec.json.encode(CallGrammar((("", value, ""),))).decode(), compiler.tokenizer())
+    return call_grammar(CallGrammar().with_calls([("", value, "")]), compiler.tokenizer())
 
 
 def by_tag(compiler: GrammarCompiler, schema: Any) -> str:

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from llguidance import LLMatcher
 
@@ -85,9 +84,10 @@ def write(parser: str, name: str, arguments: dict[str, str]) -> str:
 def takes(compiler: GrammarCompiler, parser: str, text: str, tools: dict[str, Any] = TOOLS) -> bool:
     """True if the grammar accepts the whole text and may end with it."""
     forced = forced_of(parser)
-    calls = CallGrammar(force_calls(forced, tools, allows_several=True), forced.separator, tuple(tools), forced.tag)
+    calls = CallGrammar((), forced.separator, tuple(tools), forced.tag)
+    calls = calls.with_calls(force_calls(forced, tools, allows_several=True))
     tokenizer = compiler.tokenizer()
-    grammar = call_grammar(msgspec.json.encode(calls).decode(), tokenizer)
+    grammar = call_grammar(calls, tokenizer)
     assert not LLMatcher.validate_grammar(grammar, tokenizer)
     matcher = LLMatcher(tokenizer, grammar)
     tokens = tokenizer.tokenize_str(text, parse_special=True)

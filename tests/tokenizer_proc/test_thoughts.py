@@ -287,6 +287,7 @@ def test_the_grammar_of_a_chat_knows_where_its_prompt_ends(
     asked = TokenizeMsg(1, 0, None, b"", params, Stamps(), chat=chat(user(), thought=thought))
     assert asked.chat is not None
     message, *_ = reader.read(asked, templates_of(source).render(asked.chat), begun_ns=1)
+    assert message.begins_in_thought == (source == OPENS)
     grammar = message.sampling_params.grammar
     if place is None:
         assert grammar is None
@@ -305,7 +306,7 @@ def test_the_parser_of_answers_and_the_grammar_agree_where_the_prompt_ends(sourc
     assert FORMAT.without_tools is not None
     place = place_of(prompt, THOUGHT)
     text = {"inside": "Hm.</think>", "before": "<think>Hm.</think>", "behind": ""}[place] + '{"ok":true}'
-    parser = ResponseParser(FORMAT.without_tools, {}, prompt)
+    parser = ResponseParser(FORMAT.without_tools, {}, THOUGHT.begin if place == "inside" else "")
     deltas = [*parser.feed(text), *parser.finish()]
     assert "".join(delta.text for delta in deltas if isinstance(delta, Content)) == '{"ok":true}'
 

@@ -17,7 +17,8 @@ BlockKind = Literal["text", "reasoning", "call"]
 class AnswerRules(NamedTuple):
     """How the choices of a chat are parsed.
 
-    `schemas`: the schemas of the tools' parameters, by tool name. `begun`: the message that the answer continues.
+    `schemas`: the schemas of the tools' parameters, by tool name. `thought_mark`: the mark that begins reasoning, which
+    the prompt may have written. `begun`: the message that the answer continues.
     `new_call_id`: makes the id of a call from the tool's name and the call's position in the answer.
     `max_calls`: further calls are dropped. `custom`: tools whose arguments are shown as plain text.
     """
@@ -26,6 +27,7 @@ class AnswerRules(NamedTuple):
     schemas: dict[str, Any]
     new_call_id: Callable[[str, int], str]
     shows_reasoning: bool = True
+    thought_mark: str = ""
     begun: str = ""
     custom: Collection[str] = ()
     max_calls: float = math.inf
@@ -146,11 +148,11 @@ class AnswerBlocks:
             return [Content(text)] if text else []
         if not text and final is None:
             return []
-        if self._parser is None:  # with the first text: by then the end of the prompt is known
-            prompt = self.generation.prompt
-            prompt_end = "" if prompt is None else prompt.text
-            rules = self.rules
-            self._parser = ResponseParser(rules.format, rules.schemas, prompt_end, rules.begun, self._deltas)
+        if self._parser is None:  # with the first text: by then it is known whether the prompt has opened a thought
+            rules, prompt = self.rules, self.generation.prompt
+            begins_in_thought = prompt is not None and prompt.begins_in_thought
+            begun = rules.begun or (rules.thought_mark if begins_in_thought else "")
+            self._parser = ResponseParser(rules.format, rules.schemas, begun, self._deltas)
         deltas = self._parser.feed(text)
         if final is None:
             return deltas

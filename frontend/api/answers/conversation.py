@@ -127,12 +127,13 @@ class Conversations:
         chosen = self.model_format.with_tools if conversation.tools.listed else self.model_format.without_tools
         if chosen is None:
             return None
-        number = next_number(conversation.messages)
+        number, thought = next_number(conversation.messages), self.model_format.thought
         return AnswerRules(
             chosen,
             conversation.tools.schemas,
             partial(self._new_call_id, number),
             shows_reasoning=conversation.shows_reasoning,
+            thought_mark=thought.begin if thought is not None else "",
             begun=conversation.messages[-1].text if conversation.continue_final_message else "",
             custom=conversation.tools.custom,
             max_calls=(conversation.max_calls or math.inf) if conversation.allows_parallel_calls else 1,
@@ -157,5 +158,4 @@ class Conversations:
             grammar=grammar,
             skip_special_tokens=params.skip_special_tokens
             and not (rules is not None and rules.format.needs_special_tokens),
-            wants_prompt_end=rules is not None and rules.format.may_begin_in_prompt,
         )

@@ -12,7 +12,7 @@ import msgspec
 from frontend.api.answers.chat_messages import ChatMessage
 from frontend.api.answers.turns import BETWEEN_TEXTS
 from frontend.parsing.generic_format import ANSWER_GRAMMAR
-from messages.ring.requests import Grammar
+from messages.ring.requests import CallGrammar, Grammar
 
 INSTRUCTIONS = """\
 You have these tools:
@@ -25,8 +25,8 @@ NUDGE = "What is your answer now?"
 """Ends the results: without it, small models repeat the call."""
 
 
-def offer_calls(calls: str) -> Grammar:
-    """Returns the grammar of an answer that is a text or matches `calls`, the JSON of a `CallGrammar`."""
+def offer_calls(calls: CallGrammar) -> Grammar:
+    """Returns the grammar of an answer that is a text or matches `calls`."""
     return Grammar("lark", ANSWER_GRAMMAR, "tools", calls=calls)
 
 

@@ -78,30 +78,12 @@ def pooled_reply(
     its index in `param`, or its name there; the other entries are then aborted, as all are if the client leaves.
     """
 
-    async def wait() -> None:
-        await wait_pooled(entries, param)
+    def check(index: int, entry: Generation) -> None:
+        if entry.pooled is None and entry.has_listener:
+            error = entry.ended.error or UNFINISHED.get(entry.ended.finish_reason, UNFINISHED["abort"])
+            raise RequestError(_name_text(error, param, index if len(entries) > 1 else None))
 
-    return WholeReply(service, entries, content, wait)
-
-
-async def wait_pooled(entries: Sequence[Generation], param: str | Sequence[str] = "input") -> bool:
-    """Returns True when all entries have their numbers, False as soon as the client has left.
-
-    Raises `RequestError` for the first that fails.
-    """
-    running = list(enumerate(entries))
-    while True:
-        for index, entry in running:
-            if entry.final is not None and entry.pooled is None and entry.has_listener:
-                error = entry.final.error or UNFINISHED.get(entry.final.finish_reason, UNFINISHED["abort"])
-                raise RequestError(_name_text(error, param, index if len(entries) > 1 else None))
-        running = [(index, entry) for index, entry in running if entry.final is None]
-        if not running:
-            return True
-        if not all(entry.has_listener for _, entry in running):
-            return False
-        entries[0].changed.clear()
-        await entries[0].changed.wait()
+    return WholeReply(service, entries, content, check)
 
 
 def resolve(pooling: Pooling | None, facts: ModelFacts) -> Pooling:

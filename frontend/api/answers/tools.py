@@ -215,11 +215,11 @@ def _force(schemas: Mapping[str, Any], model_format: ModelFormat, allows_several
         why = "the arguments are not JSON in the model's format of calls"
         text = f'tool_choice must be "auto" or "none", for a call cannot be forced: {why}'
         raise bad_request(text, "tool_choice", "not_supported")
-    return Grammar("calls", _bounded(_call_grammar(schemas, forced, allows_several)), "tools")
+    return Grammar("calls", "", "tools", calls=_bounded(_call_grammar(schemas, forced, allows_several)))
 
 
-def _bounded(calls: str) -> str:
-    if len(calls) > MAX_GRAMMAR_BYTES:
+def _bounded(calls: CallGrammar) -> CallGrammar:
+    if sum(len(schema or b"") for _, schema, _ in calls.calls) > MAX_GRAMMAR_BYTES:
         raise bad_request(f"tools may have at most {MAX_GRAMMAR_BYTES} characters with this tool_choice", "tools")
     return calls
 
@@ -238,14 +238,14 @@ def with_calls(answer: Grammar, tools: ToolUse, model_format: ModelFormat, *, al
             answer.param,
             "not_supported",
         )
-    text = _call_grammar(dict.fromkeys(tools.schemas), model_format.forced, allows_several)
-    return msgspec.structs.replace(answer, calls=text)
+    calls = _call_grammar(dict.fromkeys(tools.schemas), model_format.forced, allows_several)
+    return msgspec.structs.replace(answer, calls=calls)
 
 
-def _call_grammar(schemas: Mapping[str, Any], forced: CallSyntax, allows_several: bool) -> str:
+def _call_grammar(schemas: Mapping[str, Any], forced: CallSyntax, allows_several: bool) -> CallGrammar:
     separator = forced.separator if allows_several else None
     calls = force_calls(forced, schemas, allows_several=allows_several)
-    return msgspec.json.encode(CallGrammar(calls, separator, tuple(schemas), forced.tag)).decode()
+    return CallGrammar((), separator, tuple(schemas), forced.tag).with_calls(calls)
 
 
 def _check_choice(choice: Choice, tools: ToolUse) -> None:

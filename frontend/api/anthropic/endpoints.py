@@ -12,7 +12,7 @@ from frontend.api.answers.conversation import Conversations
 from frontend.api.anthropic.body import IGNORED, REFUSED, CountBody, MessagesBody, make_conversation
 from frontend.api.anthropic.errors import ANTHROPIC_ERRORS
 from frontend.api.anthropic.reply import EVENTS, MessageAnswer, MessageEvents, MessageReply
-from frontend.api.parameters.generation_body import ModelReader, name_rules
+from frontend.api.parameters.generation_body import RequestReader, check_stream, name_rules
 from frontend.http.endpoint import Endpoint, Parameter
 from frontend.http.field_names import UnknownFields
 from frontend.http.responses import JsonReply
@@ -30,7 +30,6 @@ VERSION = Parameter("header", "anthropic-version", Annotated[str, Meta(max_lengt
 
 _MESSAGES = partial(
     Endpoint,
-    method="POST",
     tag="Anthropic",
     errors=(404,),
     error_form=ANTHROPIC_ERRORS,
@@ -49,8 +48,8 @@ class MessagesApi:
         self._streams = streams
         self._conversations = conversations
         rules = name_rules(REFUSED, IGNORED)
-        self._reader = ModelReader(service, MessagesBody, rules, unknown)
-        self._count_reader = ModelReader(service, CountBody, rules, unknown)
+        self._reader = RequestReader(service, MessagesBody, rules, unknown, (check_stream,))
+        self._count_reader = RequestReader(service, CountBody, rules, unknown, (check_stream,))
 
     async def create(self, request: Request) -> EventStream | WholeReply:
         """Opens the answer. Raises `RequestError`; if another process refuses the request, the response raises it."""

@@ -7,11 +7,10 @@ from typing import Any, ClassVar, Literal, get_args
 import msgspec
 
 from frontend.api.answers.answer_blocks import AnswerBlocks, Block, BlockEnd, BlockEvent, BlockKind, BlockText, NewBlock
+from frontend.api.answers.block_events import BlockEvents
 from frontend.api.anthropic.errors import anthropic_error
 from frontend.http import sse
-from frontend.http.stream import EventWriter
-from frontend.parsing.argument_json import close_object
-from frontend.requests.generation import Generation
+from frontend.parsing.argument_json import close_object, read_arguments
 from messages.errors import ErrorInfo
 from messages.ring.replies import Usage, UserReply
 
@@ -171,50 +170,36 @@ def _block(block: Block, text: str) -> AnswerBlock:
             return ThinkingBlock(text, _sign(text) if text else "")
         case "call":
             whole = close_object(text) if block.is_cut and text else text
-            return ToolUseBlock(block.call_id, block.name, _arguments(whole))
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    """Returns the arguments of a call. Text that is not a JSON object is returned under `invalid_json`."""
-    try:
-        return msgspec.json.decode(text or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        return {"invalid_json": text}
+            return ToolUseBlock(block.call_id, block.name, read_arguments(whole))
 
 
 def _sign(thinking: str) -> str:
     return hashlib.blake2s(thinking.encode()).hexdigest()
 
 
-class MessageEvents(EventWriter):
+class MessageEvents(BlockEvents):
     """Streams a message to its client."""
 
     keep_alive: ClassVar[bytes] = sse.named_frame("ping", Ping())
 
     def __init__(self, answer: MessageAnswer):
+        super().__init__(answer.blocks)
         self._answer = answer
         self._has_begun = False
 
-    def tokens(self, generation: Generation) -> bytes:
-        return b"".join([*self._begin(), *self._go_on(self._answer.blocks.take_step())])
-
-    def end(self, generation: Generation, final: UserReply) -> bytes:
-        frames = [*self._begin(), *self._go_on(self._answer.blocks.finish(final))]
-        delta = MessageDelta(self._answer.stop(final), usage_of(final.usage))
-        return b"".join([*frames, _frame(delta), _frame(MessageStop())])
-
-    def close(self) -> bytes:
-        return b""
+    def finish(self, final: UserReply) -> Iterator[bytes]:
+        yield _frame(MessageDelta(self._answer.stop(final), usage_of(final.usage)))
+        yield _frame(MessageStop())
 
     def fail(self, error: ErrorInfo) -> bytes:
         return sse.named_frame("error", anthropic_error(error))
 
-    def _begin(self) -> Iterator[bytes]:
+    def begin(self) -> Iterator[bytes]:
         if not self._has_begun:
             self._has_begun = True
             yield _frame(MessageStart(self._answer.begun()))
 
-    def _go_on(self, events: Iterable[BlockEvent]) -> Iterator[bytes]:
+    def write(self, events: Iterable[BlockEvent]) -> Iterator[bytes]:
         for event in events:
             index = event.block.index
             match event:

@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from frontend.api.answers.logprob_fields import TokenNames
 from frontend.api.generate.generate_events import GenerateEvents, GenerateView, end_event
-from frontend.api.parameters.generation_body import GenerationFields, GenerationReader, name_rules, truncation_of
+from frontend.api.parameters.generation_body import GenerationFields, RequestReader, name_rules, truncation_of
 from frontend.api.parameters.sampling import MAX_INT32, TOKEN_IDS_TEXT, NonEmpty, NumLogprobs, Sampling, TokenIds
 from frontend.http.field_names import UnknownFields
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
@@ -35,7 +35,7 @@ class GenerateApi:
     def __init__(self, service: Service, streams: OpenStreams, unknown: UnknownFields):
         self._service = service
         self._streams = streams
-        self._reader = GenerationReader(service, GenerateBody, name_rules(NOT_HERE), unknown)
+        self._reader = RequestReader(service, GenerateBody, name_rules(NOT_HERE), unknown)
         self._sampling = Sampling(service.config.facts)
 
     async def generate(self, request: Request) -> EventStream | WholeReply:

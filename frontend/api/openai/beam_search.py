@@ -44,7 +44,7 @@ class PromptSearch:
         try:
             await self._search()
         except _EndedEarlyError:
-            reasons: list[AbortReason] = [choice.abort_reason for choice in self._choices if choice.is_aborted]
+            reasons: list[AbortReason] = [choice.abort_reason for choice in self._choices if choice.abort_reason]
             for choice in self._choices:
                 if choice.final is None:
                     self._service.abort(choice, *reasons[:1])
@@ -56,8 +56,7 @@ class PromptSearch:
         for choice in self._choices:
             choice.timeline.begin_decoding(final.stamps.first_token_ns, final.usage)
             choice.first_token_ns = first.first_token_ns
-            if self._message.sampling_params.echo or self._message.sampling_params.wants_prompt_end:
-                choice.add_prompt(prompt)
+            choice.add_prompt(prompt)
         self._message = msgspec.structs.replace(
             self._message, prompt_text=None, chat=None, truncation=None, prompt_ids=prompt.token_ids
         )
@@ -95,7 +94,6 @@ class PromptSearch:
             temperature=0.0,
             allowed_token_ids=pack_int32(token_ids[-1:]),
             echo=False,
-            wants_prompt_end=False,
         )
         return msgspec.structs.replace(self._message, sampling_params=params, output_ids=pack_int32(token_ids[:-1]))
 
@@ -210,7 +208,7 @@ def whole_reply(
             for task in tasks:
                 task.cancel()
 
-    return WholeReply(service, choices, content, search_all)
+    return WholeReply(service, choices, content, work=search_all)
 
 
 def _rules(body: OpenAiFields, params: SamplingParams, width: int, facts: ModelFacts) -> BeamRules:

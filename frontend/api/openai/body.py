@@ -1,14 +1,14 @@
 """The body of OpenAI's endpoints, the view of its reply that a client requests, and the limits on choices."""
 
 import time
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from frontend.api.answers.logprob_fields import TokenNames
 from frontend.api.openai.usage import UsageReply, usage_so_far
-from frontend.api.parameters.generation_body import ModelFields, ModelReader
+from frontend.api.parameters.generation_body import ModelFields, check_stream
 from frontend.api.parameters.sampling import MAX_INT32, Switch
 from frontend.requests.beam_search import EarlyStopping
 from frontend.requests.generation import Generation
@@ -76,14 +76,11 @@ class ReplyView(msgspec.Struct, frozen=True, kw_only=True):
         return not (self.has_logprobs or self.has_token_ids or self.usage.is_continuous)
 
 
-OpenAiT = TypeVar("OpenAiT", bound=OpenAiFields)
-
-
-class OpenAiReader(ModelReader[OpenAiT]):
-    def _check(self, body: OpenAiT) -> None:
-        super()._check(body)
-        if body.stream_options is not None and not body.stream:
-            raise bad_request("stream_options are only for streams: stream must be true", "stream_options")
+def check_stream_options(body: OpenAiFields) -> None:
+    """Raises `RequestError` (400) for fields that a stream cannot have, or only a stream can."""
+    check_stream(body)
+    if body.stream_options is not None and not body.stream:
+        raise bad_request("stream_options are only for streams: stream must be true", "stream_options")
 
 
 def usage_options(body: OpenAiFields) -> UsageOptions:

@@ -11,11 +11,11 @@ from frontend.api.answers.conversation import Conversation, Conversations
 from frontend.api.answers.thinking import ThinkingBudget, checked_budget, template_kwargs, turns_thinking_off
 from frontend.api.answers.tools import CHOICE_TEXT, TOOLS_TEXT, Choice, ToolUse, check_tools, read_choice
 from frontend.api.openai.beam_search import check_choices, whole_reply
-from frontend.api.openai.body import OpenAiFields, OpenAiReader, check_num_choices, view_fields
+from frontend.api.openai.body import OpenAiFields, check_num_choices, check_stream_options, view_fields
 from frontend.api.openai.chat_reply import ChatEvents, ChatView
 from frontend.api.openai.functions import CHOICE_TEXT as FUNCTION_TEXT
 from frontend.api.openai.functions import FUNCTIONS_TEXT, read_function_choice, read_functions
-from frontend.api.parameters.generation_body import name_rules, truncation_of
+from frontend.api.parameters.generation_body import RequestReader, name_rules, truncation_of
 from frontend.api.parameters.sampling import AtLeastOne, NumLogprobs, Switch
 from frontend.http.field_names import UnknownFields
 from frontend.http.responses import JsonReply
@@ -62,7 +62,7 @@ class ChatApi:
         self._service = service
         self._conversations = conversations
         self._streams = streams
-        self._reader = OpenAiReader(service, ChatBody, name_rules(REFUSED), unknown)
+        self._reader = RequestReader(service, ChatBody, name_rules(REFUSED), unknown, (check_stream_options,))
 
     async def create(self, request: Request) -> EventStream | WholeReply:
         """Opens the choices. Raises `RequestError`; if another process refuses the request, the response raises it."""

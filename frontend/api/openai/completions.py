@@ -11,12 +11,12 @@ from frontend.api.openai.body import (
     NUM_CHOICES_TEXT,
     NumChoices,
     OpenAiFields,
-    OpenAiReader,
     check_num_choices,
+    check_stream_options,
     view_fields,
 )
 from frontend.api.openai.completion_reply import CompletionEvents, CompletionView
-from frontend.api.parameters.generation_body import name_rules, truncation_of
+from frontend.api.parameters.generation_body import RequestReader, name_rules, truncation_of
 from frontend.api.parameters.sampling import TOKEN_IDS_TEXT, NumLogprobs, Sampling, Switch, TokenId, TokenIds
 from frontend.http.field_names import UnknownFields
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
@@ -48,7 +48,7 @@ class CompletionApi:
     def __init__(self, service: Service, streams: OpenStreams, unknown: UnknownFields):
         self._service = service
         self._streams = streams
-        self._reader = OpenAiReader(service, CompletionBody, name_rules({}), unknown)
+        self._reader = RequestReader(service, CompletionBody, name_rules({}), unknown, (check_stream_options,))
         self._sampling = Sampling(service.config.facts)
 
     async def create(self, request: Request) -> EventStream | WholeReply:

@@ -4,15 +4,11 @@ from typing import Any
 
 import msgspec
 
-from frontend.api.answers.tools import Choice, NamedChoice, ToolFunction, ToolUse, list_tools
+from frontend.api.answers.tools import Choice, ChosenFunction, NamedChoice, ToolFunction, ToolUse, list_tools
 from messages.errors import bad_request
 
 FUNCTIONS_TEXT = "a list of functions, each with a name, which may have a description and parameters (an object)"
 CHOICE_TEXT = '"none", "auto" or {"name": …}'
-
-
-class NamedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
 
 
 def read_functions(functions: list[Any]) -> ToolUse:
@@ -30,6 +26,6 @@ def read_function_choice(choice: str | dict[str, Any] | None, *, has_functions: 
     if not has_functions:
         raise bad_request('function_call must be "none" or "auto": there are no functions', "function_call")
     try:
-        return NamedChoice(msgspec.convert(choice, NamedFunction).name)
+        return NamedChoice(msgspec.convert(choice, ChosenFunction).name)
     except msgspec.ValidationError as error:
         raise bad_request(f"function_call must be {CHOICE_TEXT}: {error}", "function_call") from None

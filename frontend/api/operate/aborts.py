@@ -7,14 +7,12 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from frontend.api.parameters.sampling import Int64
-from frontend.http.body import BodyDecoder, read_body
+from frontend.http.body import BodyDecoder
 from frontend.http.field_names import UnknownFields
 from frontend.http.responses import JsonReply
 from frontend.service import Service
 from messages.errors import bad_request
 from messages.ring.peers import AbortedOpen, AbortOpen
-
-MAX_BODY_BYTES = 65536
 
 
 class AbortBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +36,7 @@ class AbortApi:
 
     async def abort_request(self, request: Request) -> JsonReply:
         """Replies with the uids of the aborted requests; there are none if the request is unknown or has ended."""
-        message = _make_abort(self._decoder.decode(await read_body(request, MAX_BODY_BYTES)))
+        message = _make_abort((await self._decoder.receive(request)).fields)
         own = self._abort(message)
         others = await self._service.peers.ask_all(message, AbortedOpen)
         uids = [uid for aborted in (own, *others.by_name.values()) for uid in aborted.uids]

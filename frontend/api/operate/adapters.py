@@ -12,10 +12,10 @@ from starlette.responses import Response
 from frontend.api.parameters.adapter_names import salt_for
 from frontend.api.parameters.sampling import Switch
 from frontend.errors import UnavailableError, not_found
-from frontend.http.body import BodyDecoder, read_body
+from frontend.http.body import BodyDecoder
 from frontend.http.endpoint import Endpoint
 from frontend.http.field_names import NameRules, UnknownFields
-from frontend.requests.generation import Generation
+from frontend.requests.generation import Generation, wait_for_ends
 from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.trace import REQUEST_ID_HEADER, trace_of
 from frontend.service import Service
@@ -25,7 +25,6 @@ from messages.ring.requests import SamplingParams
 from runtime.adapter_files import AdapterError, read_digest
 from runtime.adapter_table import Table, change_table, read_table
 
-MAX_BODY_BYTES = 65536
 LOAD_TIMEOUT_S = 300.0
 
 OFF = (
@@ -59,7 +58,7 @@ class AdapterApi:
 
     async def load(self, request: Request) -> Response:
         """Raises `RequestError`: 400 for an adapter that is loaded, or that cannot be used, with the reason."""
-        body = self._load_decoder.decode(await read_body(request, MAX_BODY_BYTES))
+        body = (await self._load_decoder.receive(request)).fields
         self._check_new(body, self._read_table())
         try:
             digest = await asyncio.to_thread(read_digest, body.lora_path)
@@ -77,7 +76,7 @@ class AdapterApi:
 
     async def unload(self, request: Request) -> Response:
         """Removes the name at once: running requests continue. Raises `RequestError`: 400, or 404 for other names."""
-        body = self._unload_decoder.decode(await read_body(request, MAX_BODY_BYTES))
+        body = (await self._unload_decoder.receive(request)).fields
         self._read_table()
 
         def remove(table: Table) -> None:
@@ -107,20 +106,17 @@ class AdapterApi:
         """
         params = SamplingParams(max_tokens=0, adapter=adapter, cache_salt=salt_for(adapter, ""))
         message = next(PromptRequest([0], params).messages(0))
-        whole = Generation(message, request_id)
-        part = self._service.open_part(message, whole)
+        part = self._service.open_part(message, Generation(message, request_id))
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
-                while part.final is None:
-                    whole.changed.clear()
-                    await whole.changed.wait()
+                await wait_for_ends([part])
+        except RequestError as error:
+            param = "lora_path" if error.info.status == 400 else error.info.param
+            raise RequestError(msgspec.structs.replace(error.info, param=param)) from None
         except TimeoutError:
             raise UnavailableError(f"no answer came within {LOAD_TIMEOUT_S:g} s", "call_timeout") from None
         finally:
             self._service.leave(part)
-        error = part.ended.error
-        if error is not None:
-            raise RequestError(msgspec.structs.replace(error, param="lora_path") if error.status == 400 else error)
         if part.ended.finish_reason != "length":
             raise RequestError(ErrorInfo(409, "the load was aborted", "conflict_error", code="aborted"))
 
@@ -131,7 +127,7 @@ def _text(request: Request, text: str) -> Response:
     return Response(text, headers={REQUEST_ID_HEADER.decode(): trace.request_id}, media_type="text/plain")
 
 
-_POST = partial(Endpoint, method="POST", tag="administration", access="operator")
+_POST = partial(Endpoint, tag="administration", access="operator")
 
 
 def adapting(api: AdapterApi) -> list[Endpoint]:

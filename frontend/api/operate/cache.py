@@ -10,7 +10,7 @@ from frontend.api.operate.requests import RequestsApi
 from frontend.api.operate.tokens import ChatFields, ModelName, question_of
 from frontend.api.parameters.adapter_names import find_adapter, salt_for
 from frontend.api.parameters.sampling import TOKEN_IDS_TEXT, NumLogprobs, Salt, Switch, TokenIds
-from frontend.http.body import BodyDecoder, read_body
+from frontend.http.body import SMALL_BODY_BYTES, BodyDecoder, read_body
 from frontend.http.field_names import UnknownFields
 from frontend.http.query import read_count
 from frontend.http.responses import JsonReply
@@ -19,7 +19,6 @@ from messages.columns import num_int32, pack_int32, unpack_int32
 from messages.errors import ErrorInfo, RequestError, bad_request
 from messages.ring.cache import CacheExplained, MatchEnd
 
-MAX_FLUSH_BYTES = 65536
 DEFAULT_NODES = 50
 MAX_NODES = 1000
 MAX_ENGINES = 64
@@ -109,14 +108,13 @@ class CacheApi:
     def __init__(self, service: Service, requests: RequestsApi, unknown: UnknownFields):
         self._service = service
         self._requests = requests
-        self._explain_decoder = BodyDecoder(ExplainBody, unknown=unknown)
+        self._explain_decoder = BodyDecoder(ExplainBody, unknown=unknown, max_bytes=service.config.http.max_body_bytes)
         self._flush_decoder = BodyDecoder(FlushBody, unknown=unknown)
-        self._max_body_bytes = int(service.config.http.max_body_mb * 2**20)
         self._page_tokens = service.config.cache.block_size
 
     async def explain(self, request: Request) -> JsonReply:
         """Raises `RequestError`: 400, or 503 if a process does not answer. Waits for the running step."""
-        body = self._explain_decoder.decode(await read_body(request, self._max_body_bytes))
+        body = (await self._explain_decoder.receive(request)).fields
         salt = salt_for(find_adapter(self._service.config.facts, body.model), body.cache_salt or "")
         input_ids = await self._find_ids(body)
         engine, answer = await self._service.queries.explain_cache(input_ids, salt)
@@ -151,7 +149,7 @@ class CacheApi:
 
     async def flush(self, request: Request) -> JsonReply:
         """An empty body means `{}`. Raises `RequestError`: 409 while requests are running, unless forced."""
-        body = self._flush_decoder.decode(await read_body(request, MAX_FLUSH_BYTES) or b"{}")
+        body = self._flush_decoder.decode(await read_body(request, SMALL_BODY_BYTES) or b"{}")
         flushed = await self._service.queries.flush_cache(is_forced=bool(body.force))
         if flushed.num_requests:
             where = "" if self._service.processes.num_engines == 1 else " of the engines that have them"

@@ -11,11 +11,12 @@ from frontend.errors import UnavailableError
 from frontend.http.query import parse_number
 from frontend.http.responses import JsonReply
 from frontend.links.processes import ProcessHealth, ServerState, StallHealth
+from frontend.requests.generation import wait_for_ends
 from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.timing import Timing, make_timing
 from frontend.requests.trace import trace_of
 from frontend.service import Service
-from messages.errors import RequestError, bad_request, quoted
+from messages.errors import bad_request, quoted
 from messages.ring.peers import CountOpen, OpenCount
 from messages.ring.requests import SamplingParams
 
@@ -102,15 +103,12 @@ class HealthApi:
         generation = self._service.open(PromptRequest([PROBE_TOKEN_ID], params), trace, is_streamed=False)
         try:
             async with asyncio.timeout(timeout_s):
-                final = await generation.wait_end()
+                await wait_for_ends([generation])
         except TimeoutError:
             raise UnavailableError(f"no token came through the ring within {timeout_s:g} s", "probe_timeout") from None
         finally:
             self._service.leave(generation)
-        assert final is not None, "only this function leaves the generation"
-        if final.error is not None:
-            raise RequestError(final.error)
-        timing = make_timing(final.stamps, num_tokens=1, seed=params.seed)
+        timing = make_timing(generation.ended.stamps, num_tokens=1, seed=params.seed)
         return JsonReply(ProbeReply("ok", generation.uid, timing))
 
     async def load(self, request: Request) -> JsonReply:

@@ -11,7 +11,7 @@ from frontend.api.answers.conversation import adapt_messages
 from frontend.api.answers.tools import NO_TOOLS, TOOLS_TEXT, ToolUse, check_tools
 from frontend.api.parameters.generation_body import check_model
 from frontend.api.parameters.sampling import TOKEN_IDS_TEXT, Switch, TokenId
-from frontend.http.body import BodyDecoder, read_body
+from frontend.http.body import BodyDecoder
 from frontend.http.field_names import NameRules, UnknownFields
 from frontend.http.responses import JsonReply
 from frontend.parsing.model_format import ModelFormat
@@ -63,13 +63,13 @@ class TokensApi:
     def __init__(self, service: Service, unknown: UnknownFields, model_format: ModelFormat):
         self._service = service
         self._model_format = model_format
-        self._tokenize_decoder = BodyDecoder(TokenizeBody, NameRules(REFUSED), unknown)
-        self._detokenize_decoder = BodyDecoder(DetokenizeBody, unknown=unknown)
-        self._max_body_bytes = int(service.config.http.max_body_mb * 2**20)
+        max_bytes = service.config.http.max_body_bytes
+        self._tokenize_decoder = BodyDecoder(TokenizeBody, NameRules(REFUSED), unknown, max_bytes=max_bytes)
+        self._detokenize_decoder = BodyDecoder(DetokenizeBody, unknown=unknown, max_bytes=max_bytes)
 
     async def tokenize(self, request: Request) -> JsonReply:
         """Raises `RequestError`."""
-        body = self._tokenize_decoder.decode(await read_body(request, self._max_body_bytes))
+        body = (await self._tokenize_decoder.receive(request)).fields
         check_model(self._service.config.facts, body.model)
         question = question_of(body, body.prompt, check_tools(body.tools), self._model_format)
         answer = await self._service.queries.encode(
@@ -81,7 +81,7 @@ class TokensApi:
 
     async def detokenize(self, request: Request) -> JsonReply:
         """Raises `RequestError`."""
-        body = self._detokenize_decoder.decode(await read_body(request, self._max_body_bytes))
+        body = (await self._detokenize_decoder.receive(request)).fields
         facts = self._service.config.facts
         check_model(facts, body.model)
         for index, token_id in enumerate(body.tokens):

@@ -1,8 +1,9 @@
 """The body of a request that generates: the fields that all such endpoints share, and how it is read."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Generic, TypeVar
 
+import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
@@ -10,7 +11,7 @@ from frontend.api.parameters.adapter_names import find_adapter
 from frontend.api.parameters.foreign_fields import FOREIGN, NEUTRAL, RENAMED
 from frontend.api.parameters.grammar import GrammarFields
 from frontend.api.parameters.sampling import MAX_INT32, SamplingFields, Switch
-from frontend.http.body import BodyDecoder, DecodedBody, read_body
+from frontend.http.body import BodyDecoder, DecodedBody
 from frontend.http.field_names import NameRules, UnknownFields
 from frontend.requests.trace import REQUEST_ID_PATTERN, trace_of
 from frontend.service import Service
@@ -80,17 +81,26 @@ class ModelFields(GenerationFields, frozen=True, kw_only=True):
     """The fields of the endpoints of other servers' APIs."""
 
 
-T = TypeVar("T", bound=GenerationFields)
-M = TypeVar("M", bound=ModelFields)
+T = TypeVar("T", bound=msgspec.Struct)
 
 
-class GenerationReader(Generic[T]):
-    """Reads the requests of an endpoint whose bodies are of type `struct`."""
+class RequestReader(Generic[T]):
+    """Reads the requests of an endpoint whose bodies are of type `struct`, with the fields `model` and `request_id`.
 
-    def __init__(self, service: Service, struct: type[T], rules: NameRules, unknown: UnknownFields):
+    `checks` raise `RequestError` if fields that are valid by themselves cannot be combined.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        struct: type[T],
+        rules: NameRules,
+        unknown: UnknownFields,
+        checks: Sequence[Callable[[T], None]] = (),
+    ):
         self._service = service
-        self._decoder = BodyDecoder(struct, rules, unknown)
-        self._max_body_bytes = int(service.config.http.max_body_mb * 2**20)
+        self._decoder = BodyDecoder(struct, rules, unknown, max_bytes=service.config.http.max_body_bytes)
+        self._checks = checks
 
     async def read(self, request: Request) -> T:
         """Returns the body; the trace gets its request id. Raises `RequestError`."""
@@ -99,26 +109,24 @@ class GenerationReader(Generic[T]):
     async def read_warned(self, request: Request) -> DecodedBody[T]:
         """Same as `read`, with a warning for each field that is ignored."""
         self._service.check_admission()
-        decoded = self._decoder.read(await read_body(request, self._max_body_bytes))
-        self._check(decoded.fields)
+        decoded = await self._decoder.receive(request)
+        fields: Any = decoded.fields
+        check_model(self._service.config.facts, fields.model)
+        for check in self._checks:
+            check(fields)
         trace = trace_of(request.scope)
-        trace.request_id = decoded.fields.request_id or trace.request_id
+        trace.request_id = fields.request_id or trace.request_id
         return decoded
 
-    def _check(self, body: T) -> None:
-        """Raises `RequestError` for an unknown model, or if fields that are valid by themselves cannot be combined."""
-        check_model(self._service.config.facts, body.model)
-
-
-class ModelReader(GenerationReader[M]):
-    def _check(self, body: M) -> None:
-        super()._check(body)
-        if body.prompt_logprobs is not None and body.stream:
-            raise bad_request("prompt_logprobs are not in streams: stream must be false", "prompt_logprobs")
-
-    def model_name(self, body: M) -> str:
+    def model_name(self, body: Any) -> str:
         """Returns the model's name as the client spells it."""
         return body.model or self._service.config.facts.served_names[0]
+
+
+def check_stream(body: ModelFields) -> None:
+    """Raises `RequestError` (400) for a stream with prompt logprobs."""
+    if body.prompt_logprobs is not None and body.stream:
+        raise bad_request("prompt_logprobs are not in streams: stream must be false", "prompt_logprobs")
 
 
 def check_shown(body: GenerationFields) -> None:

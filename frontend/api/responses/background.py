@@ -4,7 +4,7 @@ import asyncio
 
 from starlette.types import Receive, Scope, Send
 
-from frontend.api.responses.events import ResponseFrames
+from frontend.api.responses.events import ResponseEvents
 from frontend.api.responses.items import Item
 from frontend.api.responses.reply import Response, ResponseAnswer, failed
 from frontend.api.responses.store import ResponseStore, StoredResponse
@@ -42,7 +42,7 @@ class BackgroundResponses:
         return stored
 
     async def _run(self, answer: ResponseAnswer, stored: StoredResponse, trace: RequestTrace) -> None:
-        frames = ResponseFrames(answer)
+        frames = ResponseEvents(answer)
         try:
             stored.grow([*frames.begin()])
             response = await self._read(answer, stored, frames)
@@ -50,17 +50,17 @@ class BackgroundResponses:
             response = failed(answer.so_far(), internal_error(log_internal(error)))
         finally:
             self._service.note_response(trace)
-        stored.grow([frames.end(response)])
+        stored.grow([frames.last_frame(response)])
         self._store.end(response, stored)
 
-    async def _read(self, answer: ResponseAnswer, stored: StoredResponse, frames: ResponseFrames) -> Response:
+    async def _read(self, answer: ResponseAnswer, stored: StoredResponse, frames: ResponseEvents) -> Response:
         """Waits for the end of the response and returns it."""
         generation = answer.blocks.generation
         while generation.final is None:
             generation.changed.clear()
             await generation.changed.wait()
-            stored.grow([*frames.go_on(answer.blocks.take_steps())])
-        stored.grow([*frames.go_on(answer.blocks.finish(generation.final))])
+            stored.grow([*frames.write(answer.blocks.take_steps())])
+        stored.grow([*frames.write(answer.blocks.finish(generation.final))])
         return answer.ended(generation.final)
 
 

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from frontend.api.answers.conversation import Conversation, Conversations
-from frontend.api.parameters.generation_body import ModelReader, name_rules
+from frontend.api.parameters.generation_body import RequestReader, check_stream, name_rules
 from frontend.api.parameters.sampling import MAX_INT32
 from frontend.api.responses.background import BackgroundResponses, FollowingStream
 from frontend.api.responses.body import IGNORED, REFUSED, ResponseBody, make_conversation
@@ -73,7 +73,7 @@ class ResponsesApi:
         self._streams = streams
         self._unknown = unknown
         self._conversations = conversations
-        self._reader = ModelReader(service, ResponseBody, name_rules(REFUSED, IGNORED), unknown)
+        self._reader = RequestReader(service, ResponseBody, name_rules(REFUSED, IGNORED), unknown, (check_stream,))
         http = service.config.http
         self.store = ResponseStore(http.max_stored_responses, http.max_stored_responses * MEAN_RESPONSE_BYTES)
         self._background = BackgroundResponses(service, self.store)

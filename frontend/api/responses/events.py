@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from frontend.api.answers.answer_blocks import Block, BlockEnd, BlockEvent, BlockText, NewBlock
+from frontend.api.answers.block_events import BlockEvents
 from frontend.api.answers.logprob_fields import ChatLogprob
 from frontend.api.responses.reply import OutputItem, OutputPart, Response, ResponseAnswer, failed
 from frontend.http import sse
-from frontend.http.stream import EventWriter
-from frontend.requests.generation import Generation
 from messages.errors import ErrorInfo
 from messages.ring.replies import UserReply
 
@@ -112,20 +111,24 @@ EVENTS: tuple[type[StreamEvent], ...] = (
 )
 
 
-class ResponseFrames:
-    """Makes the frames of one response, one per event: frame n has sequence number n."""
+class ResponseEvents(BlockEvents):
+    """Makes the frames of one response, one per event: frame n has sequence number n.
 
-    def __init__(self, answer: ResponseAnswer):
+    `on_end` is called with the response if it ends without an error.
+    """
+
+    def __init__(self, answer: ResponseAnswer, on_end: Callable[[Response], object] = bool):
+        super().__init__(answer.blocks)
         self._answer = answer
+        self._on_end = on_end
         self._num_events = 0
 
     def begin(self) -> Iterator[bytes]:
-        """Yields the first frames, once."""
         if self._num_events == 0:
             yield self._frame(ResponseCreated, response=self._answer.so_far())
             yield self._frame(ResponseInProgress, response=self._answer.so_far())
 
-    def go_on(self, events: Iterable[BlockEvent]) -> Iterator[bytes]:
+    def write(self, events: Iterable[BlockEvent]) -> Iterator[bytes]:
         for event in events:
             match event:
                 case NewBlock(block):
@@ -135,12 +138,17 @@ class ResponseFrames:
                 case BlockEnd(block):
                     yield from self._done(block)
 
-    def end(self, response: Response) -> bytes:
+    def finish(self, final: UserReply) -> Iterator[bytes]:
+        response = self._answer.ended(final)
+        self._on_end(response)
+        yield self.last_frame(response)
+
+    def last_frame(self, response: Response) -> bytes:
         kinds = {"completed": ResponseCompleted, "failed": ResponseFailed}
         return self._frame(kinds.get(response.status, ResponseIncomplete), response=response)
 
     def fail(self, error: ErrorInfo) -> bytes:
-        return self.end(failed(self._answer.so_far(), error))
+        return b"".join([*self.begin(), self.last_frame(failed(self._answer.so_far(), error))])
 
     def _added(self, block: Block) -> Iterator[bytes]:
         item = self._answer.item(block)
@@ -182,27 +190,3 @@ class ResponseFrames:
         event = kind(sequence_number=self._num_events, **fields)
         self._num_events += 1
         return sse.named_frame(str(kind.__struct_config__.tag), event)
-
-
-class ResponseEvents(EventWriter):
-    """Streams a response to its client; calls `on_end` with the response if it ends without an error."""
-
-    def __init__(self, answer: ResponseAnswer, on_end: Callable[[Response], None]):
-        self._answer = answer
-        self._frames = ResponseFrames(answer)
-        self._on_end = on_end
-
-    def tokens(self, generation: Generation) -> bytes:
-        return b"".join([*self._frames.begin(), *self._frames.go_on(self._answer.blocks.take_step())])
-
-    def end(self, generation: Generation, final: UserReply) -> bytes:
-        frames = [*self._frames.begin(), *self._frames.go_on(self._answer.blocks.finish(final))]
-        response = self._answer.ended(final)
-        self._on_end(response)
-        return b"".join([*frames, self._frames.end(response)])
-
-    def close(self) -> bytes:
-        return b""
-
-    def fail(self, error: ErrorInfo) -> bytes:
-        return b"".join([*self._frames.begin(), self._frames.fail(error)])

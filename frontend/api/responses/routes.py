@@ -57,7 +57,6 @@ def responding(api: ResponsesApi) -> list[Endpoint]:
             api.create,
             "Make a response to text or items",
             Response,
-            method="POST",
             body=ResponseBody,
             events=EVENTS,
             examples={
@@ -71,7 +70,6 @@ def responding(api: ResponsesApi) -> list[Endpoint]:
             api.count,
             "Number of tokens in the prompt of a response",
             InputTokens,
-            method="POST",
             body=ResponseBody,
             examples={"text": {"input": INPUT}},
         ),

@@ -1,18 +1,11 @@
 /* Masks tokens that a grammar does not allow: see kernels/operations/apply_bitmask.py. */
 
 #if !IS_BFLOAT16
-typedef struct {
-  float *logits;
-  const int64_t *rows;
-  const uint32_t *bitmask;
-  int64_t vocab_size;
-} apply_bitmask_call;
-
 static void NAME(apply_bitmask_item)(const void *data, int64_t item) {
-  const apply_bitmask_call *call = data;
-  const int64_t vocab_size = call->vocab_size, num_words = (vocab_size + 31) / 32;
-  float *logits = call->logits + call->rows[item] * vocab_size;
-  const uint32_t *words = call->bitmask + item * num_words;
+  const NAME(apply_bitmask_arguments) *of = data;
+  const int64_t vocab_size = of->vocab_size, num_words = (vocab_size + 31) / 32;
+  float *logits = of->logits + of->rows[item] * vocab_size;
+  const uint32_t *words = of->bitmask + item * num_words;
   for (int64_t word = 0; word < num_words; word++) {
     const uint32_t bits = words[word];
     const int64_t first = word * 32, rest = vocab_size - first, size = rest < 32 ? rest : 32;
@@ -25,10 +18,8 @@ static void NAME(apply_bitmask_item)(const void *data, int64_t item) {
   }
 }
 
-/* logits: [rows, vocab_size], bitmask: [num_rows, words], one row for each index in `rows`. */
-PUBLIC void NAME(apply_bitmask)(float *logits, const int64_t *rows, const uint32_t *bitmask, int64_t num_rows,
-                                int64_t vocab_size) {
-  const apply_bitmask_call call = {logits, rows, bitmask, vocab_size};
-  run_items(num_rows, num_rows * vocab_size, NAME(apply_bitmask_item), &call);
+PUBLIC int NAME(apply_bitmask)(const NAME(apply_bitmask_arguments) *of) {
+  run_items(of->num_rows, of->num_rows * of->vocab_size, NAME(apply_bitmask_item), of);
+  return 0;
 }
 #endif

@@ -160,12 +160,12 @@ INLINE void KV(apply_scales)(const uint16_t *scales, KV(stretch) keys, int64_t n
 INLINE void KV(attend_split)(const NAME(paged_decode_call) *call, const element *query, KV(stretch) keys,
                              KV(stretch) next, int64_t num_heads, const int head_dim, int ahead, softmax *softmaxes,
                              float *sums) {
-  const int64_t queries = call->given.queries_a_head, num_queries = num_heads * queries;
+  const int64_t queries = call->of.queries_a_head, num_queries = num_heads * queries;
   const int num_keys = keys.num_tokens;
-  const KV(stretch) values = {call->given.values, keys.offsets, num_keys};
+  const KV(stretch) values = {call->of.values, keys.offsets, num_keys};
   float scores[MAX_ITEM_QUERIES * BLOCK], units[MAX_ITEM_QUERIES];
   KV(decode_queries) taken;
-  KV(take_queries)(query, num_queries, head_dim, (float)call->given.scale * LOG2_E, &taken);
+  KV(take_queries)(query, num_queries, head_dim, (float)call->of.scale * LOG2_E, &taken);
   for (int j = 0; j < num_keys; j += NEAR_KEYS) {
     const int near = num_keys - j < NEAR_KEYS ? num_keys - j : NEAR_KEYS;
     for (int64_t h = 0; h < num_heads; h++) {
@@ -174,13 +174,13 @@ INLINE void KV(attend_split)(const NAME(paged_decode_call) *call, const element 
                      scores + h * queries * BLOCK + j);
     }
   }
-  KV(apply_scales)(call->given.key_scales, keys, num_heads, queries, head_dim, scores);
+  KV(apply_scales)(call->of.key_scales, keys, num_heads, queries, head_dim, scores);
   for (int64_t q = 0; q < num_queries; q++) {
     softmaxes[q] = (softmax){-INFINITY, 0.0f};
-    if (call->given.softcap != 0.0) cap_scores(scores + q * BLOCK, num_keys, (float)call->given.softcap * LOG2_E);
+    if (call->of.softcap != 0.0) cap_scores(scores + q * BLOCK, num_keys, (float)call->of.softcap * LOG2_E);
     take_block(scores + q * BLOCK, num_keys, &softmaxes[q].highest, &softmaxes[q].total);
   }
-  KV(apply_scales)(call->given.value_scales, keys, num_heads, queries, head_dim, scores);
+  KV(apply_scales)(call->of.value_scales, keys, num_heads, queries, head_dim, scores);
   for (int64_t q = 0; q < num_queries; q++) units[q] = KV(round_weights)(scores + q * BLOCK);
   memset(sums, 0, (size_t)(num_queries * SUMS_SIZE(head_dim)) * sizeof(float));
   for (int j = 0; j < num_keys; j += NEAR_KEYS) {
@@ -199,24 +199,24 @@ static KV(stretch) KV(find_keys)(const NAME(paged_decode_call) *call, int64_t gr
   const decode_plan *plan = call->plan;
   const int64_t split = plan->groups[group], row = plan->splits[split].row, start = split_start(plan, split);
   const int num_keys = split_keys(plan, split);
-  NAME(find_tokens)(&call->given, plan->page_tables + row * plan->table_stride, head, start, num_keys, offsets);
+  NAME(find_tokens)(&call->of, plan->page_tables + row * plan->table_stride, head, start, num_keys, offsets);
 #if IS_CODES
   for (int j = 0; j < num_keys; j++) {
-    const int64_t place = offsets[j] / call->given.head_dim;
-    __builtin_prefetch(call->given.key_scales + place, 0, 2);
-    __builtin_prefetch(call->given.value_scales + place, 0, 2);
+    const int64_t place = offsets[j] / call->of.head_dim;
+    __builtin_prefetch(call->of.key_scales + place, 0, 2);
+    __builtin_prefetch(call->of.value_scales + place, 0, 2);
   }
 #endif
-  return (KV(stretch)){call->given.keys, offsets, num_keys};
+  return (KV(stretch)){call->of.keys, offsets, num_keys};
 }
 
 /* Attends to the keys of a split with its row. */
 static void KV(attend_row)(const NAME(paged_decode_call) *call, int64_t split, KV(stretch) keys, KV(stretch) next,
                            int64_t head, int64_t num_heads, int ahead) {
-  const int64_t head_dim = call->given.head_dim, queries = call->given.queries_a_head;
+  const int64_t head_dim = call->of.head_dim, queries = call->of.queries_a_head;
   const int64_t row = call->plan->splits[split].row;
-  const element *query = (const element *)call->given.query + row * call->given.query_stride + head * queries * head_dim;
-  const int64_t place = (split * call->given.num_heads + head) * queries;
+  const element *query = (const element *)call->of.query + row * call->of.query_stride + head * queries * head_dim;
+  const int64_t place = (split * call->of.num_heads + head) * queries;
   softmax *softmaxes = call->softmaxes + place;
   float *sums = call->sums + place * SUMS_SIZE(head_dim);
   switch (head_dim) {
@@ -253,7 +253,7 @@ INLINE void KV(attend_others)(const NAME(paged_decode_call) *call, int64_t split
 static void KV(paged_decode_item)(const void *data, int64_t item) {
   const NAME(paged_decode_call) *call = data;
   const decode_plan *plan = call->plan;
-  const int64_t num_heads = call->given.num_heads, head_dim = call->given.head_dim;
+  const int64_t num_heads = call->of.num_heads, head_dim = call->of.head_dim;
   /* All splits of some heads come before those of the next heads, so that threads get equal shares of split heads. */
   const int64_t items_a_part = (plan->num_groups + call->groups_an_item - 1) / call->groups_an_item;
   const int64_t head = item / items_a_part * call->heads_an_item, rest = num_heads - head;
@@ -263,7 +263,7 @@ static void KV(paged_decode_item)(const void *data, int64_t item) {
   const int tokens_ahead = (int)(AHEAD_BYTES / (size * (int64_t)sizeof(kv_element))) + 1;
   int64_t offsets[2][BLOCK];
   KV(stretch) keys = KV(find_keys)(call, begin, head, offsets[0]), next = keys;
-  KV(ask_beyond)(keys, (KV(stretch)){call->given.values, offsets[0], keys.num_tokens}, 0, tokens_ahead, size);
+  KV(ask_beyond)(keys, (KV(stretch)){call->of.values, offsets[0], keys.num_tokens}, 0, tokens_ahead, size);
   for (int64_t group = begin; group < end; group++, keys = next) {
     if (group + 1 < end) next = KV(find_keys)(call, group + 1, head, offsets[(group + 1 - begin) % 2]);
     else next.num_tokens = 0;

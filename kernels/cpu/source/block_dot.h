@@ -16,7 +16,7 @@ enum { BLOCK_AHEAD = 4 << 10 };
 /* How the codes of a group become bytes. Groups of SIXTH and HALVES have a scale for each half. */
 typedef enum { BLOCK_NIBBLES, BLOCK_HALVES, BLOCK_TABLE, BLOCK_FIFTH, BLOCK_SIXTH, BLOCK_BYTES } block_kind;
 
-INLINE block_kind block_kind_of(const block_segment *form) {
+INLINE block_kind block_kind_of(const block_form *form) {
   if (form->table) return BLOCK_TABLE;
   if (form->bits == 4) return form->num_factors == 2 ? BLOCK_HALVES : BLOCK_NIBBLES;
   return form->bits == 5 ? BLOCK_FIFTH : form->bits == 6 ? BLOCK_SIXTH : BLOCK_BYTES;

@@ -1,24 +1,41 @@
-/* Weights in block forms: see kernels/arguments/packed_blocks.py, which describes the layout and owns the table of forms. */
+/* Weights in block forms: see kernels/arguments/packed_forms.py, which describes the layout and owns the table of forms. */
 #ifndef SLUICE_BLOCK_LAYOUT
 #define SLUICE_BLOCK_LAYOUT
 
 /* Outputs of a block and inputs of a group; bytes of four inputs of a block. */
 enum { BLOCK_SIZE = 32, BLOCK_FOUR = 4 * BLOCK_SIZE };
-enum { BLOCK_F16, BLOCK_BF16, BLOCK_F32, BLOCK_E8M0 };
-enum { BLOCK_IQ4_VALUES = 1, BLOCK_MXFP4_VALUES };
 enum { BLOCK_MOST_SEGMENTS = 8 };
 
-/* A segment of a weight: its outputs, and the fields of PackedForm. */
+/* The fields of PackedForm. */
 typedef struct {
-  int32_t outputs, bits, offset, scale, groups, has_minimum, has_zero, num_factors, table, source;
+  int32_t bits, offset, scale, groups, has_minimum, has_zero, num_factors, table;
+} block_form;
+
+/* The fields of Bits; without a stretch there are none. */
+typedef struct {
+  int32_t first_byte, num_bits, stretch;
+} block_bits;
+
+/* How a file stores a unit of a form: the fields of BlockForm. `flip` makes signed codes unsigned. */
+typedef struct {
+  int32_t scale_byte, minimum_byte, zero_byte, flip, factor_offset, has_six_bits;
+  block_bits low, high, low_factors, high_factors;
+} block_source;
+
+#include "block_forms.h" /* written by ../headers.py: block_forms, block_sources, block_tables */
+
+/* A segment of a weight: its outputs, and the number of its form. */
+typedef struct {
+  int32_t outputs, form;
 } block_segment;
 
 /* A segment with its place in a weight and in an output row. Offsets are in bytes: of a unit's minima and zero points, of its
    first group, and of a group's codes. */
 typedef struct {
-  block_segment form;
-  const uint8_t *weight;
-  int64_t first_output, first_block, num_blocks, num_units;
+  block_form form;
+  int32_t number; /* of the form */
+  const uint8_t *weight, *table;
+  int64_t outputs, first_output, first_block, num_blocks, num_units;
   int64_t minimum_at, zero_at, groups_at, codes_at, group_bytes, unit_bytes;
 } block_part;
 
@@ -29,9 +46,12 @@ static int64_t block_parts(const uint8_t *weight, const block_segment *segments,
                            block_part *parts) {
   int64_t first_output = 0, first_block = 0;
   for (int64_t s = 0; s < num_segments; s++) {
-    const block_segment form = segments[s];
-    block_part part = {.form = form, .weight = weight, .first_output = first_output, .first_block = first_block};
-    part.num_blocks = (form.outputs + BLOCK_SIZE - 1) / BLOCK_SIZE;
+    block_form form = block_forms[segments[s].form];
+    if (form.groups == 0) form.groups = (int32_t)((inputs + QUANT_GROUP - 1) / QUANT_GROUP * (QUANT_GROUP / BLOCK_SIZE));
+    block_part part = {.form = form, .number = segments[s].form, .weight = weight, .outputs = segments[s].outputs,
+                       .first_output = first_output, .first_block = first_block};
+    part.table = block_tables[form.table ? form.table - 1 : 0];
+    part.num_blocks = (part.outputs + BLOCK_SIZE - 1) / BLOCK_SIZE;
     part.num_units = (inputs + form.groups * BLOCK_SIZE - 1) / (form.groups * BLOCK_SIZE);
     part.minimum_at = BLOCK_SIZE * block_scale_bytes(form.scale);
     part.zero_at = part.minimum_at + 2 * BLOCK_SIZE * form.has_minimum;
@@ -40,17 +60,12 @@ static int64_t block_parts(const uint8_t *weight, const block_segment *segments,
     part.group_bytes = part.codes_at + BLOCK_SIZE * BLOCK_SIZE / 8 * form.bits;
     part.unit_bytes = part.groups_at + form.groups * part.group_bytes;
     parts[s] = part;
-    first_output += form.outputs;
+    first_output += part.outputs;
     first_block += part.num_blocks;
     weight += part.num_blocks * part.num_units * part.unit_bytes;
   }
   return first_block;
 }
-
-/* The entries of the tables of 4-bit codes, plus 128. */
-static const uint8_t block_tables[2][16] __attribute__((aligned(16))) = {
-    {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241},
-    {128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116}};
 
 INLINE float widen_e8m0(uint8_t x) { return float_of(x < 2 ? 0x200000u << x : (uint32_t)(x - 1) << 23); }
 

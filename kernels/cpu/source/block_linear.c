@@ -2,208 +2,51 @@
 
    A row's outputs are the same bits alone and in any batch. */
 
-#ifndef SLUICE_BLOCK_LINEAR
-#define SLUICE_BLOCK_LINEAR
-/* The fewest and the most bytes of an item's weight, the fewest items, and the most rows of one. */
-enum { BLOCK_LEAST_ITEM = 32 << 10, BLOCK_LARGEST_ITEM = 1 << 20, BLOCK_ITEMS = 16, BLOCK_MOST_ROWS = 256 };
-
-/* Rows form tiles that are as equal as possible. */
-typedef struct {
-  const void *x, *bias;
-  void *out;
-  int8_t *codes;         /* [tiles, groups, 8, rows of a tile, 4] */
-  block_factor *factors; /* [tiles, groups, rows of a tile] */
-  int64_t num_rows, rows_per_tile, rows_per_item, inputs, outputs, num_groups, num_blocks, blocks_per_item, items_per_rows;
-  int num_parts, gelu;
-  block_part parts[BLOCK_MOST_SEGMENTS];
-} block_call;
-
-INLINE int64_t block_rows_left(const block_call *call, int64_t row) {
-  const int64_t left = call->num_rows - row;
-  return left < call->rows_per_tile ? left : call->rows_per_tile;
+/* Sets `values` to the values of a group of `size`, 0 beyond `left`. */
+INLINE void NAME(quant_values)(const element *x, int64_t left, float *values, const int size) {
+  if (left >= size) {
+    SIMD for (int i = 0; i < size; i++) values[i] = WIDEN(x[i]);
+  } else {
+    for (int i = 0; i < size; i++) values[i] = i < left ? WIDEN(x[i]) : 0.0f;
+  }
 }
 
-INLINE int64_t block_num_tiles(const block_call *call) {
-  return (call->num_rows + call->rows_per_tile - 1) / call->rows_per_tile;
-}
-
-INLINE int64_t block_num_items(const block_call *call) {
-  return (call->num_rows + call->rows_per_item - 1) / call->rows_per_item * call->items_per_rows;
-}
-
-/* Sets `sums` [rows, 32] to the products of a block and a tile, in code for its form and its number of rows. */
-static void block_any_tile(const block_operands *operands, float *sums, int64_t rows) {
-  const block_kind kind = block_kind_of(&operands->part->form);
-#if BLOCK_ROWS == 1
-  (void)rows;
-  block_tile(operands, sums, 1, kind);
+/* Writes a row's outputs of a block, at most 32, from their sums. */
+static void NAME(quant_finish)(element *out, const element *bias, int num_outputs, int gelu, float *sums) {
+#if IS_BFLOAT16 && defined(__AVX512BF16__)
+  const linear_call same = {.bias = bias, .out = out, .outputs = num_outputs, .gelu = gelu};
+  linear_finish(&same, 0, 0, _mm512_loadu_ps(sums), _mm512_loadu_ps(sums + 16));
 #else
-#define KIND(name, count) \
-  case name: block_tile(operands, sums, count, name); break;
-#define ROWS(count)                                                                                       \
-  case count:                                                                                             \
-    switch (kind) {                                                                                       \
-      KIND(BLOCK_NIBBLES, count) KIND(BLOCK_HALVES, count) KIND(BLOCK_TABLE, count) KIND(BLOCK_FIFTH, count) \
-      KIND(BLOCK_SIXTH, count) KIND(BLOCK_BYTES, count)                                                   \
-    }                                                                                                     \
-    break;
-  switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) }
-#undef ROWS
-#undef KIND
-#endif
-}
-
-/* Where a row's outputs of a block are: `bytes` of them, `stride` bytes before the next row's. */
-typedef struct {
-  const char *at;
-  int64_t stride, bytes;
-} block_place_of_row;
-
-/* Sets `sums` [rows, 32] to the outputs of rows [begin, end) of a block, before the bias. With many rows, `out` is prefetched:
-   it is larger than the caches. */
-static void block_sums(const block_call *call, block_operands *operands, int64_t begin, int64_t end, float *sums, block_place_of_row out) {
-#if defined(__AVX512VNNI__)
-  if (call->num_rows >= BLOCK_MANY_ROWS) {
-    block_stretch stretch;
-    const int64_t passes = (end - begin + call->rows_per_tile - 1) / call->rows_per_tile;
-    stretch.lines = (int)((operands->part->unit_bytes / operands->part->form.groups / 64 + passes) / passes);
-    memset(sums, 0, sizeof(float) * (size_t)((end - begin) * BLOCK_SIZE));
-    for (int64_t first = 0; first < call->num_groups; first += BLOCK_STRETCH) {
-      const int64_t left = call->num_groups - first;
-      stretch.num_groups = left < BLOCK_STRETCH ? (int)left : BLOCK_STRETCH;
-      block_any_expand(operands, first, &stretch);
-      for (int64_t row = begin; row < end; row += call->rows_per_tile) {
-        const int64_t rows = block_rows_left(call, row), place = row * call->num_groups + first * rows;
-        if (left <= BLOCK_STRETCH)
-          for (int64_t r = row; r < row + rows; r++)
-            for (int64_t byte = 0; byte < out.bytes; byte += 64) __builtin_prefetch(out.at + (r - begin) * out.stride + byte, 1);
-        block_any_stretch_tile(&stretch, operands->part, call->codes + place * BLOCK_SIZE, call->factors + place,
-                               sums + (row - begin) * BLOCK_SIZE, rows);
-      }
-    }
-    return;
+  if (bias) {
+    for (int i = 0; i < num_outputs; i++) sums[i] += WIDEN(bias[i]);
+  }
+  if (gelu == TANH_GELU) {
+    SIMD for (int i = 0; i < QUANT_BLOCK; i++) sums[i] = gelu_tanh(sums[i]);
+  } else if (gelu == EXACT_GELU) {
+    SIMD for (int i = 0; i < QUANT_BLOCK; i++) sums[i] = gelu_exact(sums[i]);
+  }
+  if (num_outputs == QUANT_BLOCK) {
+    SIMD for (int i = 0; i < QUANT_BLOCK; i++) out[i] = NARROW(sums[i]);
+  } else {
+    for (int i = 0; i < num_outputs; i++) out[i] = NARROW(sums[i]);
   }
 #endif
-  for (int64_t row = begin; row < end; row += call->rows_per_tile) {
-    operands->codes = call->codes + row * call->num_groups * BLOCK_SIZE;
-    operands->factors = call->factors + row * call->num_groups;
-    block_any_tile(operands, sums + (row - begin) * BLOCK_SIZE, block_rows_left(call, row));
-  }
 }
 
-/* Sets how the call is cut into items. */
-static void block_plan(block_call *call, const uint8_t *weight, const block_segment *segments, int64_t num_segments) {
-  const int64_t num_rows = call->num_rows;
-  call->num_blocks = block_parts(weight, segments, num_segments, call->inputs, call->parts);
-  call->num_groups = (call->inputs + BLOCK_SIZE - 1) / BLOCK_SIZE;
-  const block_part *last = call->parts + num_segments - 1;
-  const int64_t block_bytes = (last->weight + last->num_blocks * last->num_units * last->unit_bytes - weight) / call->num_blocks;
-  int64_t item_bytes = call->num_blocks * block_bytes / BLOCK_ITEMS;
-  if (item_bytes < BLOCK_LEAST_ITEM) item_bytes = BLOCK_LEAST_ITEM;
-  if (item_bytes > BLOCK_LARGEST_ITEM) item_bytes = BLOCK_LARGEST_ITEM;
-  call->outputs = last->first_output + last->form.outputs;
-  call->blocks_per_item = (item_bytes + block_bytes - 1) / block_bytes;
-  call->items_per_rows = (call->num_blocks + call->blocks_per_item - 1) / call->blocks_per_item;
-#if defined(__AVX512VNNI__)
-  const int64_t most_rows = num_rows < BLOCK_MANY_ROWS ? BLOCK_ROWS : BLOCK_STRETCH_ROWS;
-#else
-  const int64_t most_rows = BLOCK_ROWS;
-#endif
-  const int64_t least_tiles = (num_rows + most_rows - 1) / most_rows;
-  call->rows_per_tile = (num_rows + least_tiles - 1) / least_tiles;
-  const int64_t most_tiles = BLOCK_MOST_ROWS / call->rows_per_tile;
-  const int64_t num_parts = (block_num_tiles(call) + most_tiles - 1) / most_tiles;
-  call->rows_per_item = (block_num_tiles(call) + num_parts - 1) / num_parts * call->rows_per_tile;
-}
-
-/* Returns the bytes of memory that a call needs, and sets its parts of `room` unless that is null. */
-static int64_t block_place(block_call *call, void *room) {
-  const int64_t num_factors = call->num_rows * call->num_groups;
-  if (room) {
-    call->factors = room;
-    call->codes = (void *)(call->factors + num_factors);
-  }
-  return num_factors * ((int64_t)sizeof(block_factor) + BLOCK_SIZE);
-}
-
-/* Makes the codes of 32 activations, whose largest magnitude has the code 127. A group with a number that is not finite has the
-   scale NaN, which makes all outputs of its row NaN. `magnitude`: the bits of the largest, which sort like numbers. */
-INLINE block_factor block_round(const float *values, uint32_t magnitude, int8_t *codes) {
-  const float largest = float_of(magnitude);
-  const float rate = largest > QUANT_LEAST_MAGNITUDE ? 127.0f / largest : 0.0f;
-  if (magnitude >= 0x7f800000u) {
-    memset(codes, 0, BLOCK_SIZE);
-    return (block_factor){NAN, NAN, {0, 0}};
-  }
-  block_factor factor = {largest > QUANT_LEAST_MAGNITUDE ? largest / 127.0f : 0.0f, 0.0f, {0, 0}};
-  for (int half = 0; half < 2; half++, values += 16, codes += 16) {
-#if defined(__AVX512VNNI__)
-    const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(values), _mm512_set1_ps(rate)));
-    _mm_storeu_si128((void *)codes, _mm512_cvtepi32_epi8(whole));
-    factor.halves[half] = (int16_t)_mm512_reduce_add_epi32(whole);
-#else
-    const float to_integer = 12582912.0f; /* 1.5 * 2^23: see power_of_2 */
-    uint32_t sum = 0;
-    SIMD_SUM(sum) for (int i = 0; i < 16; i++) {
-      const uint32_t whole = bits_of(values[i] * rate + to_integer) - bits_of(to_integer);
-      codes[i] = (int8_t)(uint8_t)whole;
-      sum += whole;
-    }
-    factor.halves[half] = (int16_t)sum;
-#endif
-  }
-  factor.sum = factor.scale * (float)(factor.halves[0] + factor.halves[1]);
-  return factor;
-}
-#endif
-
-/* Returns the bits of the largest magnitude. */
-INLINE uint32_t NAME(block_largest)(const element *x, const int64_t count) {
-  uint32_t largest = 0;
-  _Pragma("omp simd reduction(max : largest)") for (int64_t i = 0; i < count; i++) {
-    const uint32_t magnitude = bits_of(WIDEN(x[i])) & 0x7fffffffu;
-    largest = magnitude > largest ? magnitude : largest;
-  }
-  return largest;
-}
-
-/* Makes a row's codes; the row is one of `rows` of a tile. */
-INLINE void NAME(block_code_row)(const block_call *call, const element *x, int8_t *codes, block_factor *factors, int64_t rows) {
-  for (int64_t group = 0; group < call->num_groups; group++) {
-    const int64_t begin = group * BLOCK_SIZE, left = call->inputs - begin;
-    float values[BLOCK_SIZE] __attribute__((aligned(64)));
-    int8_t together[BLOCK_SIZE];
-    const uint32_t largest =
-        left >= BLOCK_SIZE ? NAME(block_largest)(x + begin, BLOCK_SIZE) : NAME(block_largest)(x + begin, left);
-    NAME(quant_values)(x + begin, left, values, BLOCK_SIZE);
-    factors[group * rows] = block_round(values, largest, together);
-    quant_lay(together, codes + begin * rows, 4 * rows, BLOCK_SIZE);
-  }
-}
+#include "group_scales.c"
+#include "token_scales.c"
 
 static void NAME(block_code_tile)(const void *data, int64_t tile) {
   const block_call *call = data;
   const int64_t row = tile * call->rows_per_tile, rows = block_rows_left(call, row);
-  for (int64_t r = 0; r < rows; r++)
-    NAME(block_code_row)(call, (const element *)call->x + (row + r) * call->inputs,
-                         call->codes + row * call->num_groups * BLOCK_SIZE + 4 * r, call->factors + row * call->num_groups + r,
-                         rows);
-}
-
-/* Computes rows [begin, end) of a block of a part. */
-static void NAME(block_block)(const block_call *call, const block_part *part, int64_t block, int64_t begin, int64_t end) {
-  const int64_t first = block * BLOCK_SIZE, left = part->form.outputs - first;
-  const element *bias = call->bias ? (const element *)call->bias + part->first_output + first : 0;
-  element *out = (element *)call->out + part->first_output + first;
-  block_operands operands = {part, part->weight + block * part->num_units * part->unit_bytes,
-                             block_tables[part->form.table == BLOCK_MXFP4_VALUES], 0, 0};
-  float sums[BLOCK_MOST_ROWS * BLOCK_SIZE] __attribute__((aligned(64)));
-  const int64_t size = sizeof(element);
-  block_sums(call, &operands, begin, end, sums,
-             (block_place_of_row){(const char *)(out + begin * call->outputs), call->outputs * size, BLOCK_SIZE * size});
-  for (int64_t row = begin; row < end; row++)
-    NAME(quant_finish)(out + row * call->outputs, bias, left < BLOCK_SIZE ? (int)left : BLOCK_SIZE, call->gelu,
-                       sums + (row - begin) * BLOCK_SIZE);
+  for (int64_t r = 0; r < rows; r++) {
+    int8_t *codes = call->codes + row * block_width(call) + 4 * r;
+    if (call->has_token_scales)
+      NAME(quant_code_row)(call, row + r, codes, rows);
+    else
+      NAME(block_code_row)(call, (const element *)call->x + (row + r) * call->inputs, codes,
+                           call->factors + row * call->num_groups + r, rows);
+  }
 }
 
 /* An item is some blocks of 32 outputs of some tiles of rows. */
@@ -215,21 +58,25 @@ static void NAME(block_item)(const void *data, int64_t item) {
   const block_part *part = call->parts;
   for (int64_t block = first; block < beyond && block < call->num_blocks; block++) {
     while (block - part->first_block >= part->num_blocks) part++;
-    NAME(block_block)(call, part, block - part->first_block, begin, end);
+    if (call->has_token_scales)
+      NAME(quant_block)(call, block, begin, end);
+    else
+      NAME(block_block)(call, part, block - part->first_block, begin, end);
   }
 }
 
-/* x: [num_rows, inputs], weight: the segments' blocks, bias (or null): [outputs], out: [num_rows, outputs]. Returns 0, or -1
-   without memory. */
-PUBLIC int NAME(block_linear)(const element *x, const uint8_t *weight, const block_segment *segments, const element *bias,
-                              element *out, int64_t num_segments, int64_t num_rows, int64_t inputs, int64_t gelu) {
+/* Returns 0, or -1 without memory. */
+PUBLIC int NAME(block_linear)(const NAME(block_linear_arguments) *of) {
+  const int64_t num_rows = of->num_rows, inputs = of->inputs;
   if (num_rows == 0) return 0;
-  block_call call = {.x = x, .bias = bias, .out = out, .num_rows = num_rows, .inputs = inputs, .gelu = (int)gelu};
-  block_plan(&call, weight, segments, num_segments);
+  block_call call = {.x = of->x, .bias = of->bias, .means = of->means, .out = of->out, .num_rows = num_rows, .inputs = inputs,
+                     .gelu = (int)of->gelu};
+  block_plan(&call, of->weight, of->segments, of->num_segments);
   void *room = kept_room((size_t)block_place(&call, 0));
   if (!room) return -1;
   block_place(&call, room);
   run_items(block_num_tiles(&call), 2 * num_rows * inputs, NAME(block_code_tile), &call);
+  block_find_shifts(&call);
   run_ordered_items(num_rows <= call.rows_per_tile ? IN_STRETCHES : BY_TURNS, block_num_items(&call), inputs * call.outputs,
                     NAME(block_item), &call);
   return 0;

@@ -2,13 +2,12 @@
 
 #ifndef SLUICE_BLOCK_PACK
 #define SLUICE_BLOCK_PACK
-enum { BLOCK_SIMPLE, BLOCK_Q45_K, BLOCK_Q6_K, BLOCK_IQ4_XS, BLOCK_Q23_K };
-
 /* Bytes of a block whose outputs a thread packs one after another: they stay in its nearest cache. */
 enum { BLOCK_PACKED_AT_ONCE = 16 << 10 };
 
 typedef uint8_t block_sixteen __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint32_t block_words __attribute__((vector_size(16), aligned(1), may_alias));
+typedef uint64_t block_pair __attribute__((vector_size(16), aligned(1), may_alias));
 
 /* Writes `count` four-byte words of an output's codes, each of them at its place of a block. */
 INLINE void block_put_words(uint8_t *codes, const uint8_t *words, const int count) {
@@ -21,120 +20,86 @@ INLINE void block_put_nibbles(uint8_t *codes, block_sixteen first, block_sixteen
   block_put_words(codes, (const uint8_t *)&both, 4);
 }
 
-INLINE block_sixteen block_sixteen_at(const uint8_t *bytes) { return *(const block_sixteen *)bytes; }
-
-INLINE uint32_t block_union(block_words x) { return (x[0] | x[1]) | (x[2] | x[3]); }
-
-/* Writes the fifth bits: of input 4 * four + byte, the bit `four` of the byte. `bits`: the bit of input i is bit i. */
-INLINE void block_put_fifth(uint8_t *plane, uint32_t bits) {
-  block_words x = ((block_words){bits, bits, bits, bits} >> (block_words){0, 1, 2, 3}) & 0x11111111u;
-  x = (x | x >> 3) & 0x03030303u;
-  x = (x | x >> 6) & 0x000f000fu;
-  x = (x | x >> 12) & 0xffu;
-  const uint32_t all = block_union(x << (block_words){0, 8, 16, 24});
-  memcpy(plane, &all, sizeof all);
+/* Writes the bits that any of the words has. */
+INLINE void block_put_union(uint8_t *to, block_words x) {
+  const uint32_t all = (x[0] | x[1]) | (x[2] | x[3]);
+  memcpy(to, &all, sizeof all);
 }
 
-/* Packs a unit of an output: `to` is the unit in its block. */
-INLINE void block_pack_simple(const block_part *part, const uint8_t *raw, uint8_t *to, int output) {
-  const block_segment *form = &part->form;
-  const int scale_bytes = block_scale_bytes(form->scale);
-  memcpy(to + scale_bytes * output, raw, (size_t)scale_bytes);
-  raw += scale_bytes;
-  if (form->has_minimum) memcpy(to + part->minimum_at + 2 * output, raw, 2), raw += 2;
-  if (form->has_zero) to[part->zero_at + output] = *raw++;
-  uint8_t *codes = to + part->groups_at + 4 * output;
-  for (int g = 0; g < form->groups; g++, codes += part->group_bytes) {
-    if (form->bits == 5) {
-      uint32_t bits;
-      memcpy(&bits, raw, sizeof bits);
-      block_put_fifth(codes + 4 * BLOCK_FOUR, bits);
-      raw += 4;
-    }
-    if (form->bits < 8) {
-      block_put_words(codes, raw, 4);
-      raw += 16;
-    } else {
-      const uint8_t flip = form->has_zero ? 0 : 128;
-      const block_sixteen bytes[2] = {block_sixteen_at(raw) ^ flip, block_sixteen_at(raw + 16) ^ flip};
-      block_put_words(codes, (const uint8_t *)bytes, 8);
-      raw += 32;
-    }
+/* Writes the codes of an output's 32 inputs of a group, which are bytes here. */
+INLINE void block_put_codes(uint8_t *to, const block_sixteen halves[2], const int bits) {
+  if (bits == 8) {
+    block_put_words(to, (const uint8_t *)halves, 8);
+    return;
+  }
+  block_put_nibbles(to, halves[0], halves[1]);
+  const block_words first = (block_words)halves[0] >> 4, second = (block_words)halves[1] >> 4;
+  if (bits == 5) {
+    const block_words lower = (first & 0x01010101u) << (block_words){0, 1, 2, 3};
+    block_put_union(to + 4 * BLOCK_FOUR, lower | (second & 0x01010101u) << (block_words){4, 5, 6, 7});
+  } else if (bits == 6) {
+    block_put_union(to + 4 * BLOCK_FOUR, (first & 0x03030303u) << (block_words){0, 2, 4, 6});
+    block_put_union(to + 5 * BLOCK_FOUR, (second & 0x03030303u) << (block_words){0, 2, 4, 6});
   }
 }
 
-/* Two float16, 8 scales and 8 minima of 6 bits in 12 bytes; with 5 bits, 32 bytes of fifth bits; 128 bytes of 4-bit codes. */
-INLINE void block_pack_q45_k(const block_part *part, const uint8_t *raw, uint8_t *to, int output) {
-  const uint8_t *factors = raw + 4, *high = raw + 16, *low = part->form.bits == 5 ? high + 32 : high;
-  memcpy(to + 2 * output, raw, 2);
-  memcpy(to + part->minimum_at + 2 * output, raw + 2, 2);
-  uint8_t *group = to + part->groups_at;
-  for (int g = 0; g < 8; g++, group += part->group_bytes) {
-    const int f = g % 4;
-    const uint8_t scale = g < 4 ? factors[f] & 63 : (factors[8 + f] & 15) | factors[f] >> 6 << 4;
-    const uint8_t minimum = g < 4 ? factors[4 + f] & 63 : factors[8 + f] >> 4 | factors[4 + f] >> 6 << 4;
-    group[output] = scale, group[BLOCK_SIZE + output] = minimum;
-    uint8_t *codes = group + part->codes_at + 4 * output;
-    const block_sixteen first = block_sixteen_at(low + g / 2 * 32), second = block_sixteen_at(low + g / 2 * 32 + 16);
-    block_put_nibbles(codes, g % 2 ? first >> 4 : first, g % 2 ? second >> 4 : second);
-    if (part->form.bits != 5) continue;
-    const block_words lower = *(const block_words *)high >> g & 0x01010101u;
-    const block_words upper = *(const block_words *)(high + 16) >> g & 0x01010101u;
-    const uint32_t all = block_union(lower << (block_words){0, 1, 2, 3} | upper << (block_words){4, 5, 6, 7});
-    memcpy(codes + 4 * BLOCK_FOUR, &all, sizeof all);
-  }
+/* The place of field `i`: its byte, and its shift there. */
+INLINE int block_byte_of(const block_bits bits, int i) {
+  const int per_stretch = bits.stretch * 8 / bits.num_bits;
+  return bits.first_byte + i / per_stretch * bits.stretch + i % per_stretch % bits.stretch;
 }
 
-/* 128 bytes of the lower 4 bits, 64 bytes of the upper 2, 16 scales of 8 bits, a float16. */
-INLINE void block_pack_q6_k(const block_part *part, const uint8_t *raw, uint8_t *to, int output) {
-  memcpy(to + 2 * output, raw + 208, 2);
-  uint8_t *group = to + part->groups_at;
-  for (int g = 0; g < 8; g++, group += part->group_bytes) {
-    const uint8_t *low = raw + g / 4 * 64 + g % 2 * 32, *high = raw + 128 + g / 4 * 32;
-    const int shift = g % 4 / 2 * 4;
-    group[output] = raw[192 + 2 * g], group[BLOCK_SIZE + output] = raw[193 + 2 * g];
-    uint8_t *codes = group + part->codes_at + 4 * output;
-    block_put_nibbles(codes, block_sixteen_at(low) >> shift, block_sixteen_at(low + 16) >> shift);
-    for (int half = 0; half < 2; half++) {
-      const block_words two = *(const block_words *)(high + 16 * half) >> g % 4 * 2 & 0x03030303u;
-      const uint32_t all = block_union(two << (block_words){0, 2, 4, 6});
-      memcpy(codes + (4 + half) * BLOCK_FOUR, &all, sizeof all);
-    }
-  }
+INLINE int block_shift_of(const block_bits bits, int i) {
+  return i % (bits.stretch * 8 / bits.num_bits) / bits.stretch * bits.num_bits;
 }
 
-/* A float16, the upper 2 bits of 8 scales in 2 bytes, the lower 4 in 4 bytes, and 4-bit codes. */
-INLINE void block_pack_iq4_xs(const block_part *part, const uint8_t *raw, uint8_t *to, int output) {
-  memcpy(to + 2 * output, raw, 2);
-  uint8_t *group = to + part->groups_at;
-  for (int g = 0; g < 8; g++, group += part->group_bytes) {
-    const int low = raw[4 + g / 2] >> g % 2 * 4 & 15, high = raw[2 + g / 4] >> g % 4 * 2 & 3;
-    group[output] = (uint8_t)((low | high << 4) - 32);
-    block_put_words(group + part->codes_at + 4 * output, raw + 8 + 16 * g, 4);
-  }
+INLINE int block_field(const uint8_t *raw, const block_bits bits, int i) {
+  return raw[block_byte_of(bits, i)] >> block_shift_of(bits, i) & ((1 << bits.num_bits) - 1);
 }
 
-/* Q2_K: 16 bytes of scales and minima of 4 bits, 64 bytes of 2-bit codes, two float16. Q3_K: 32 bytes of third bits, 64 bytes
-   of 2-bit codes, 16 scales of 6 bits in 12 bytes, a float16. */
-INLINE void block_pack_q23_k(const block_part *part, const uint8_t *raw, uint8_t *to, int output) {
-  const int is_q2 = part->form.has_minimum;
-  const uint8_t *two = raw + (is_q2 ? 16 : 32), *factors = is_q2 ? raw : raw + 96;
-  memcpy(to + 2 * output, raw + (is_q2 ? 80 : 108), 2);
-  if (is_q2) memcpy(to + part->minimum_at + 2 * output, raw + 82, 2);
+/* Returns fields [i, i + 16). They are in as many neighbouring bytes, or bits. */
+INLINE block_sixteen block_fields(const uint8_t *raw, const block_bits bits, int i) {
+  if (bits.stretch >= 16) {
+    const block_sixteen bytes = *(const block_sixteen *)(raw + block_byte_of(bits, i));
+    return bytes >> block_shift_of(bits, i) & (uint8_t)((1 << bits.num_bits) - 1);
+  }
+  const uint8_t *two = raw + block_byte_of(bits, i);
+  const uint64_t each = 0x0101010101010101u; /* byte */
+  const block_sixteen bytes = (block_sixteen)((block_pair){two[0] * each, two[1] * each});
+  return (block_sixteen)((bytes & (block_sixteen){1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128}) != 0) & 1;
+}
+
+/* Returns the factor with this index among those of scales and then of minima. */
+INLINE int block_factor_at(const uint8_t *raw, const block_source *from, int i) {
+  if (!from->has_six_bits) {
+    const int low = block_field(raw, from->low_factors, i);
+    const int high = from->high_factors.stretch ? block_field(raw, from->high_factors, i) << from->low_factors.num_bits : 0;
+    return (low | high) - from->factor_offset;
+  }
+  const uint8_t *bytes = raw + from->low_factors.first_byte, *mine = bytes + i / 8 * 4 + i % 4;
+  return i % 8 < 4 ? *mine & 63 : (bytes[8 + i % 4] >> i / 8 * 4 & 15) | *mine >> 6 << 4;
+}
+
+/* Packs a unit of an output: `to` is the unit in its block. `form` and `from` are constants. */
+INLINE void block_pack_unit(const block_part *part, const block_form *form, const block_source *from, const uint8_t *raw,
+                            uint8_t *to, int output) {
+  const int scale_bytes = block_scale_bytes(form->scale), num_factors = form->num_factors;
+  memcpy(to + scale_bytes * output, raw + from->scale_byte, (size_t)scale_bytes);
+  if (form->has_minimum) memcpy(to + part->minimum_at + 2 * output, raw + from->minimum_byte, 2);
+  if (form->has_zero) to[part->zero_at + output] = raw[from->zero_byte];
   uint8_t *group = to + part->groups_at;
-  for (int g = 0; g < 8; g++, group += part->group_bytes) {
-    for (int f = 2 * g, half = 0; half < 2; f++, half++) {
-      uint8_t *factor = group + BLOCK_SIZE * half + output;
-      *factor = is_q2 ? factors[f] & 15
-                      : (uint8_t)((factors[f % 8] >> f / 8 * 4 & 15) + (factors[8 + f % 4] >> f / 4 * 2 & 3) * 16 - 32);
-      if (is_q2) factor[2 * BLOCK_SIZE] = factors[f] >> 4;
+  PRAGMA(GCC unroll 8) for (int g = 0; g < form->groups; g++, group += part->group_bytes) {
+    for (int f = 0; f < num_factors * (1 + form->has_minimum); f++) {
+      const int of_minima = f >= num_factors ? form->groups * num_factors - num_factors : 0;
+      group[BLOCK_SIZE * f + output] = (uint8_t)block_factor_at(raw, from, g * num_factors + f + of_minima);
     }
     block_sixteen halves[2];
     for (int half = 0; half < 2; half++) {
-      halves[half] = block_sixteen_at(two + g / 4 * 32 + 16 * half) >> g % 4 * 2 & 3;
-      if (!is_q2) halves[half] |= (block_sixteen_at(raw + 16 * half) >> g & 1) << 2;
+      const int first = BLOCK_SIZE * g + 16 * half;
+      halves[half] = block_fields(raw, from->low, first) ^ (uint8_t)from->flip;
+      if (from->high.stretch) halves[half] |= block_fields(raw, from->high, first) << from->low.num_bits;
     }
-    block_put_nibbles(group + part->codes_at + 4 * output, halves[0], halves[1]);
+    block_put_codes(group + part->codes_at + 4 * output, halves, form->bits);
   }
 }
 
@@ -147,46 +112,39 @@ typedef struct {
 static const uint8_t block_zeros[512]; /* more than a unit in a file has */
 
 /* Packs the rows of a block; with the segment's last row also the block's other outputs, as zeros. */
-INLINE void block_pack_block(const block_packing *packing, int64_t block, const int source) {
+INLINE void block_pack_block(const block_packing *packing, int64_t block, const block_form *form, const block_source *from) {
   const block_part *part = packing->part;
   const int64_t first = block * BLOCK_SIZE, begin = packing->first_row > first ? packing->first_row - first : 0;
   const int64_t last = packing->first_row + packing->num_rows - first, end = last < BLOCK_SIZE ? last : BLOCK_SIZE;
   uint8_t *to = (uint8_t *)part->weight + block * part->num_units * part->unit_bytes;
-  const int64_t beyond = last == part->form.outputs - first ? BLOCK_SIZE : end;
+  const int64_t beyond = last == part->outputs - first ? BLOCK_SIZE : end;
   const int64_t raw_bytes = packing->row_bytes / part->num_units, stretch = 1 + BLOCK_PACKED_AT_ONCE / part->unit_bytes;
   for (int64_t unit = 0; unit < part->num_units; unit += stretch)
     for (int64_t output = begin; output < beyond; output++) {
       const int64_t row = first + output - packing->first_row, next = output < end ? raw_bytes : 0;
       const uint8_t *raw = output < end ? packing->rows + row * packing->row_bytes + unit * raw_bytes : block_zeros;
       uint8_t *mine = to + unit * part->unit_bytes;
-      for (int64_t i = unit; i < unit + stretch && i < part->num_units; i++, raw += next, mine += part->unit_bytes) {
-        if (source == BLOCK_SIMPLE) block_pack_simple(part, raw, mine, (int)output);
-        if (source == BLOCK_Q45_K) block_pack_q45_k(part, raw, mine, (int)output);
-        if (source == BLOCK_Q6_K) block_pack_q6_k(part, raw, mine, (int)output);
-        if (source == BLOCK_IQ4_XS) block_pack_iq4_xs(part, raw, mine, (int)output);
-        if (source == BLOCK_Q23_K) block_pack_q23_k(part, raw, mine, (int)output);
-      }
+      for (int64_t i = unit; i < unit + stretch && i < part->num_units; i++, raw += next, mine += part->unit_bytes)
+        block_pack_unit(part, form, from, raw, mine, (int)output);
     }
 }
 
 static void block_pack_item(const void *data, int64_t item) {
   const block_packing *packing = data;
   const int64_t block = packing->first_row / BLOCK_SIZE + item;
-#define SOURCE(name) \
-  case name: block_pack_block(packing, block, name); break;
-  switch (packing->part->form.source) {
-    SOURCE(BLOCK_SIMPLE) SOURCE(BLOCK_Q45_K) SOURCE(BLOCK_Q6_K) SOURCE(BLOCK_IQ4_XS) SOURCE(BLOCK_Q23_K)
-  }
-#undef SOURCE
+#define FORM(number) \
+  case number: block_pack_block(packing, block, block_forms + number, block_sources + number); break;
+  switch (packing->part->number) { BLOCK_STORED_FORMS(FORM) }
+#undef FORM
 }
 
 /* A code of a group as an integer; `codes`: an output's, with 4 bits per word of inputs. */
 INLINE int block_code(const block_part *part, const uint8_t *codes, int input) {
-  const block_segment *form = &part->form;
+  const block_form *form = &part->form;
   const int four = input / 4, byte = input % 4;
   if (form->bits == 8) return codes[four * BLOCK_FOUR + byte];
   const int low = codes[four % 4 * BLOCK_FOUR + byte] >> four / 4 * 4 & 15;
-  if (form->table) return block_tables[form->table == BLOCK_MXFP4_VALUES][low];
+  if (form->table) return part->table[low];
   if (form->bits == 5) return low | (codes[4 * BLOCK_FOUR + byte] >> four & 1) << 4;
   if (form->bits == 6) return low | (codes[(4 + four / 4) * BLOCK_FOUR + byte] >> four % 4 * 2 & 3) << 4;
   return low;
@@ -209,7 +167,7 @@ INLINE float block_scale_at(const uint8_t *unit, int scale, int output) {
 
 /* Sets `values` to 32 weights of an output. */
 INLINE void block_values(const block_part *part, const uint8_t *unit, const uint8_t *group, int output, float *values) {
-  const block_segment *form = &part->form;
+  const block_form *form = &part->form;
   const int num_factors = form->num_factors, has_minimum = form->has_minimum | form->has_zero;
   const float unit_scale = block_scale_at(unit, form->scale, output);
   const float unit_minimum = form->has_minimum ? block_float16_at(unit + part->minimum_at + 2 * output)
@@ -233,15 +191,14 @@ typedef struct {
 #endif
 
 #if !IS_BFLOAT16
-/* Packs rows [first_row, first_row + num_rows) of a segment; rows: [num_rows, row_bytes]. */
-PUBLIC void NAME(pack_blocks)(uint8_t *weight, const block_segment *segments, const uint8_t *rows, int64_t segment,
-                              int64_t first_row, int64_t num_rows, int64_t inputs, int64_t row_bytes) {
-  if (num_rows == 0) return;
+PUBLIC int NAME(pack_blocks)(const NAME(pack_blocks_arguments) *of) {
+  if (of->num_rows == 0) return 0;
   block_part parts[BLOCK_MOST_SEGMENTS];
-  block_parts(weight, segments, segment + 1, inputs, parts);
-  const block_packing packing = {parts + segment, rows, first_row, num_rows, row_bytes};
-  const int64_t num_blocks = (first_row + num_rows - 1) / BLOCK_SIZE - first_row / BLOCK_SIZE + 1;
-  run_items(num_blocks, num_rows * inputs, block_pack_item, &packing);
+  block_parts(of->weight, of->segments, of->segment + 1, of->inputs, parts);
+  const block_packing packing = {parts + of->segment, of->rows, of->first_row, of->num_rows, of->row_bytes};
+  const int64_t num_blocks = (of->first_row + of->num_rows - 1) / BLOCK_SIZE - of->first_row / BLOCK_SIZE + 1;
+  run_items(num_blocks, of->num_rows * of->inputs, block_pack_item, &packing);
+  return 0;
 }
 #endif
 
@@ -249,7 +206,7 @@ static void NAME(block_read_row)(const void *data, int64_t item) {
   const block_reading *reading = data;
   const block_part *part = reading->parts;
   int64_t row = reading->rows[item];
-  for (; row >= part->form.outputs; part++) row -= part->form.outputs;
+  for (; row >= part->outputs; part++) row -= part->outputs;
   const uint8_t *unit = part->weight + row / BLOCK_SIZE * part->num_units * part->unit_bytes;
   element *out = (element *)reading->out + item * reading->inputs;
   for (int64_t begin = 0; begin < reading->inputs; unit += part->unit_bytes) {
@@ -262,11 +219,10 @@ static void NAME(block_read_row)(const void *data, int64_t item) {
   }
 }
 
-/* Sets `out` [num_rows, inputs] to these rows of the weight. */
-PUBLIC void NAME(look_up_blocks)(const uint8_t *weight, const block_segment *segments, const int32_t *rows, element *out,
-                                 int64_t num_segments, int64_t num_rows, int64_t inputs) {
+PUBLIC int NAME(look_up_blocks)(const NAME(look_up_blocks_arguments) *of) {
   block_part parts[BLOCK_MOST_SEGMENTS];
-  block_parts(weight, segments, num_segments, inputs, parts);
-  const block_reading reading = {parts, rows, out, inputs};
-  run_items(num_rows, num_rows * inputs, NAME(block_read_row), &reading);
+  block_parts(of->weight, of->segments, of->num_segments, of->inputs, parts);
+  const block_reading reading = {parts, of->rows, of->out, of->inputs};
+  run_items(of->num_rows, of->num_rows * of->inputs, NAME(block_read_row), &reading);
+  return 0;
 }

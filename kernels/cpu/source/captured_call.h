@@ -2,23 +2,16 @@
 #ifndef SLUICE_CAPTURED_CALL_H
 #define SLUICE_CAPTURED_CALL_H
 
-#include "attention_arguments.h"
+#include <stdint.h>
 
-typedef union {
-  void *pointer;
-  int64_t integer;
-  float number;
-} call_argument;
+#include "arguments.h" /* written by ../headers.py */
 
-/* The most words that any operation takes: those of attention. */
-enum { MAX_ARGUMENTS = sizeof(attention_arguments) / sizeof(call_argument) };
-
-/* Returns 0, or -1 without memory. */
-typedef int (*captured_fn)(const call_argument *arguments);
+/* Takes the structure of the operation's arguments. Returns 0, or -1 without memory. */
+typedef int (*captured_fn)(const void *arguments);
 
 typedef struct {
   captured_fn run;
-  call_argument arguments[MAX_ARGUMENTS];
+  uint64_t arguments[MOST_WORDS];
 } captured_call;
 
 #endif

@@ -105,19 +105,19 @@ INLINE void KV(attend_near)(const KV(near_query) *mine, int num_queries, float s
 INLINE void KV(attend_heads)(const NAME(paged_decode_call) *call, int64_t first_split, KV(stretch) keys, int64_t head,
                              int64_t num_heads, const int head_dim) {
   const decode_plan *plan = call->plan;
-  const int64_t queries = call->given.queries_a_head;
-  const float scale = (float)call->given.scale * LOG2_E, cap = (float)call->given.softcap * LOG2_E;
+  const int64_t queries = call->of.queries_a_head;
+  const float scale = (float)call->of.scale * LOG2_E, cap = (float)call->of.softcap * LOG2_E;
   uint16_t near[BLOCK * SUMS_SIZE(MAX_HEAD_DIM)] __attribute__((aligned(LINE_BYTES)));
   __m512i pairs[BLOCK / 2 * (SUMS_SIZE(MAX_HEAD_DIM) / 16)];
   for (int64_t h = 0; h < num_heads; h++) {
     KV(near_query) batch[NEAR_QUERIES];
     int count = 0;
     KV(copy_keys)(keys.from + h * head_dim, keys.offsets, keys.num_tokens, head_dim, near);
-    KV(pair_values)((const uint16_t *)call->given.values + h * head_dim, keys.offsets, keys.num_tokens, head_dim, pairs);
+    KV(pair_values)((const uint16_t *)call->of.values + h * head_dim, keys.offsets, keys.num_tokens, head_dim, pairs);
     for (int64_t split = first_split; split != NO_SPLIT; split = plan->splits[split].next) {
-      const uint16_t *row = (const uint16_t *)call->given.query + plan->splits[split].row * call->given.query_stride;
+      const uint16_t *row = (const uint16_t *)call->of.query + plan->splits[split].row * call->of.query_stride;
       const uint16_t *query = row + (head + h) * queries * head_dim;
-      const int64_t place = (split * call->given.num_heads + head + h) * queries;
+      const int64_t place = (split * call->of.num_heads + head + h) * queries;
       for (int64_t q = 0; q < queries; q++) {
         float *sums = call->sums + (place + q) * SUMS_SIZE(head_dim);
         batch[count++] = (KV(near_query)){query + q * head_dim, split_keys(plan, split), call->softmaxes + place + q, sums};
@@ -134,11 +134,11 @@ INLINE void KV(attend_heads)(const NAME(paged_decode_call) *call, int64_t first_
 /* Attends to a group's keys with the rows of all splits from `split` on. */
 static void KV(attend_near_rows)(const NAME(paged_decode_call) *call, int64_t split, KV(stretch) keys, int64_t head,
                                  int64_t num_heads) {
-  switch (call->given.head_dim) {
+  switch (call->of.head_dim) {
     case 64: KV(attend_heads)(call, split, keys, head, num_heads, 64); break;
     case 80: KV(attend_heads)(call, split, keys, head, num_heads, 80); break;
     case 96: KV(attend_heads)(call, split, keys, head, num_heads, 96); break;
     case 128: KV(attend_heads)(call, split, keys, head, num_heads, 128); break;
-    default: KV(attend_heads)(call, split, keys, head, num_heads, (int)call->given.head_dim);
+    default: KV(attend_heads)(call, split, keys, head, num_heads, (int)call->of.head_dim);
   }
 }

@@ -11,7 +11,7 @@ enum { EXPERT_CALL_BYTES = 2048 /* at most, of a dense call */ };
 typedef struct {
   /* Makes the call of `num_rows` rows from `row` on; `whole` has the operands of expert and row 0. */
   void (*plan)(const void *whole, int64_t expert, int64_t row, int64_t num_rows, void *call);
-  int64_t (*place)(void *call, void *room); /* as quant_place */
+  int64_t (*place)(void *call, void *room); /* as block_place */
   int64_t (*num_preparations)(const void *call);
   int64_t (*num_items)(const void *call);
   void (*check)(void *call); /* after the preparations */
@@ -72,58 +72,33 @@ static int expert_run(const expert_kind *kind, const void *whole, const int32_t 
   return 0;
 }
 
-static int64_t expert_quant_place(void *call, void *room) { return quant_place(call, room); }
-static int64_t expert_quant_preparations(const void *call) { return quant_num_tiles(call); }
-static int64_t expert_quant_items(const void *call) { return quant_num_items(call); }
-static void expert_quant_check(void *call) { quant_note_shifts(call); }
 static int64_t expert_block_place(void *call, void *room) { return block_place(call, room); }
 static int64_t expert_block_preparations(const void *call) { return block_num_tiles(call); }
 static int64_t expert_block_items(const void *call) { return block_num_items(call); }
+static void expert_block_check(void *call) { block_find_shifts(call); }
 #endif
-
-static void NAME(expert_quant_plan)(const void *whole, int64_t expert, int64_t row, int64_t num_rows, void *planned) {
-  quant_call *call = planned;
-  *call = *(const quant_call *)whole;
-  call->x = (const element *)call->x + row * call->inputs;
-  call->out = (element *)call->out + row * call->outputs;
-  call->num_rows = num_rows;
-  if (call->bias) call->bias = (const element *)call->bias + expert * call->outputs;
-  quant_plan(call);
-  call->weight += expert * call->num_blocks * quant_block_bytes(call->num_groups);
-}
-
-/* x: [rows, inputs], weight: [experts * outputs / 32, bytes of a block], biases (or null): [experts, outputs], row_ends: [experts],
-   out: [rows, outputs], whose number is a multiple of 32. Returns 0, or -1 without memory; so do the others. */
-PUBLIC int NAME(expert_quantized_linear)(const element *x, const uint8_t *weight, const element *biases, const int32_t *row_ends,
-                                         element *out, int64_t num_experts, int64_t inputs, int64_t outputs) {
-  const quant_call whole = {.x = x, .bias = biases, .out = out, .weight = weight, .inputs = inputs, .outputs = outputs};
-  const expert_kind kind = {NAME(expert_quant_plan), expert_quant_place, expert_quant_preparations, expert_quant_items,
-                            expert_quant_check, NAME(quant_code_tile), NAME(quant_item), sizeof(quant_call), inputs, outputs};
-  return expert_run(&kind, &whole, row_ends, num_experts);
-}
 
 static void NAME(expert_block_plan)(const void *whole, int64_t expert, int64_t row, int64_t num_rows, void *planned) {
   block_call *call = planned;
   *call = *(const block_call *)whole;
-  const block_segment segment = call->parts[0].form;
+  const block_part all = call->parts[0];
+  const block_segment segment = {(int32_t)all.outputs, all.number};
   call->x = (const element *)call->x + row * call->inputs;
   call->out = (element *)call->out + row * segment.outputs;
   call->num_rows = num_rows;
   if (call->bias) call->bias = (const element *)call->bias + expert * segment.outputs;
-  const block_part all = call->parts[0];
   block_plan(call, all.weight + expert * all.num_blocks * all.num_units * all.unit_bytes, &segment, 1);
 }
 
-/* weight: the blocks of all experts' rows; `segment` describes those of all. */
-PUBLIC int NAME(expert_block_linear)(const element *x, const uint8_t *weight, const block_segment *segment, const element *biases,
-                                     const int32_t *row_ends, element *out, int64_t num_experts, int64_t inputs) {
-  block_segment of_one = *segment;
-  of_one.outputs /= (int32_t)num_experts;
-  block_call whole = {.x = x, .bias = biases, .out = out, .inputs = inputs};
-  block_parts(weight, &of_one, 1, inputs, whole.parts);
-  const expert_kind kind = {NAME(expert_block_plan), expert_block_place, expert_block_preparations, expert_block_items, 0,
-                            NAME(block_code_tile), NAME(block_item), sizeof(block_call), inputs, of_one.outputs};
-  return expert_run(&kind, &whole, row_ends, num_experts);
+/* outputs: of an expert, a multiple of 32. Returns 0, or -1 without memory; so does the other. */
+PUBLIC int NAME(expert_block_linear)(const NAME(expert_packed_linear_arguments) *of) {
+  const block_segment of_one = {(int32_t)of->outputs, ((const block_segment *)of->segment)->form};
+  block_call whole = {.x = of->x, .bias = of->biases, .out = of->out, .inputs = of->inputs};
+  block_parts(of->weight, &of_one, 1, of->inputs, whole.parts);
+  const expert_kind kind = {NAME(expert_block_plan), expert_block_place, expert_block_preparations, expert_block_items,
+                            expert_block_check, NAME(block_code_tile), NAME(block_item), sizeof(block_call), of->inputs,
+                            of->outputs};
+  return expert_run(&kind, &whole, of->row_ends, of->num_experts);
 }
 
 #if defined(__AVX2__)
@@ -145,11 +120,12 @@ static int64_t NAME(expert_packed_preparations)(const void *call) {
 }
 
 /* weight: [experts * outputs / 32, inputs / 2, 32, 2], of float32 [experts * outputs / 32, inputs, 32, 1]. */
-PUBLIC int NAME(expert_packed_linear)(const element *x, const element *weight, const element *biases, const int32_t *row_ends,
-                                      element *out, int64_t num_experts, int64_t inputs, int64_t outputs) {
-  const linear_call whole = {.x = x, .weight = weight, .bias = biases, .out = out, .inputs = inputs, .outputs = outputs};
+PUBLIC int NAME(expert_packed_linear)(const NAME(expert_packed_linear_arguments) *of) {
+  const linear_call whole = {.x = of->x, .weight = of->weight, .bias = of->biases, .out = of->out, .inputs = of->inputs,
+                             .outputs = of->outputs};
   const expert_kind kind = {NAME(expert_packed_plan), NAME(expert_packed_place), NAME(expert_packed_preparations),
-                            NAME(expert_packed_items), 0, linear_prepare, linear_any_item, sizeof(linear_call), inputs, outputs};
-  return expert_run(&kind, &whole, row_ends, num_experts);
+                            NAME(expert_packed_items), 0, linear_prepare, linear_any_item, sizeof(linear_call), of->inputs,
+                            of->outputs};
+  return expert_run(&kind, &whole, of->row_ends, of->num_experts);
 }
 #endif

@@ -129,17 +129,19 @@ static void fp8_item(const void *data, int64_t item) {
       fp8_block(call, block, row, row + FP8_KEPT_ROWS < call->num_rows ? row + FP8_KEPT_ROWS : call->num_rows);
 }
 
-/* x: [num_rows, inputs], weight: [ceil(outputs / 32), inputs / size, 32 scales and size * 32 codes], bias (or null):
-   [outputs], out: [num_rows, outputs]; `size` is 32, 64 or 128. */
-PUBLIC void NAME(fp8_linear)(const uint16_t *x, const uint8_t *weight, const uint16_t *bias, uint16_t *out, int64_t num_rows,
-                             int64_t inputs, int64_t outputs, int64_t size, int64_t gelu) {
-  const int64_t num_blocks = (outputs + FP8_BLOCK - 1) / FP8_BLOCK, block_bytes = inputs / size * fp8_chunk_bytes(size);
+/* weight: [ceil(outputs / 32), inputs / size, 32 scales and size * 32 codes]; `size` is 32, 64 or 128. */
+PUBLIC int NAME(fp8_linear)(const NAME(packed_linear_arguments) *of) {
+  const int64_t num_blocks = (of->outputs + FP8_BLOCK - 1) / FP8_BLOCK;
+  const int64_t block_bytes = of->inputs / of->size * fp8_chunk_bytes(of->size);
   int64_t item_bytes = num_blocks * block_bytes / FP8_ITEMS;
   if (item_bytes < FP8_LEAST_ITEM) item_bytes = FP8_LEAST_ITEM;
   if (item_bytes > FP8_LARGEST_ITEM) item_bytes = FP8_LARGEST_ITEM;
   const int64_t blocks_per_item = (item_bytes + block_bytes - 1) / block_bytes;
-  const fp8_call call = {x, bias, weight, out, num_rows, inputs, outputs, size, num_blocks, blocks_per_item, (int)gelu};
-  run_ordered_items(num_rows > FP8_MOST_ROWS ? BY_TURNS : IN_STRETCHES, (num_blocks + blocks_per_item - 1) / blocks_per_item,
-                    inputs * outputs, fp8_item, &call);
+  const fp8_call call = {.x = of->x, .bias = of->bias, .weight = of->weight, .out = of->out, .num_rows = of->num_rows,
+                         .inputs = of->inputs, .outputs = of->outputs, .size = of->size, .num_blocks = num_blocks,
+                         .blocks_per_item = blocks_per_item, .gelu = (int)of->gelu};
+  run_ordered_items(of->num_rows > FP8_MOST_ROWS ? BY_TURNS : IN_STRETCHES, (num_blocks + blocks_per_item - 1) / blocks_per_item,
+                    of->inputs * of->outputs, fp8_item, &call);
+  return 0;
 }
 #endif

@@ -99,13 +99,9 @@ static delta_columns advance_tile(delta_tile *tile, delta_columns from) {
 #endif
 
 typedef struct {
-  const element *qkv, *gates;
-  const float *rates, *biases;
-  float *matrices, *kept;
-  element *out;
-  state_rows rows;
-  int64_t stride, gates_stride, num_heads, num_key_heads, key_size, value_size;
-  int64_t has_tiled_heads, num_parts; /* items to a matrix */
+  NAME(gated_delta_arguments) of;
+  float *kept;
+  int64_t num_parts; /* items to a matrix */
 } NAME(delta_call);
 
 /* Writes `in` divided by its length, times `factor`. */
@@ -117,16 +113,16 @@ INLINE void NAME(load_normalized)(const element *in, float *out, int64_t size, f
 }
 
 /* Prepares the tokens from `token` on for a head and its columns from `column` on. */
-static void NAME(load_tile)(const NAME(delta_call) *call, int64_t head, int64_t column, int64_t token, int64_t num_tokens,
+static void NAME(load_tile)(const NAME(gated_delta_arguments) *of, int64_t head, int64_t column, int64_t token, int64_t num_tokens,
                             delta_tile *tile) {
-  const int64_t key_size = call->key_size, num_key_heads = call->num_key_heads;
-  const int64_t key_head = call->has_tiled_heads ? head % num_key_heads : head * num_key_heads / call->num_heads;
-  const int64_t ahead = DELTA_TILE * call->stride; /* the tokens of the next tile */
+  const int64_t key_size = of->key_size, num_key_heads = of->num_key_heads;
+  const int64_t key_head = of->has_tiled_heads ? head % num_key_heads : head * num_key_heads / of->num_heads;
+  const int64_t ahead = DELTA_TILE * of->stride; /* the tokens of the next tile */
   const float shrink = 1.0f / sqrtf((float)key_size);
   for (int64_t i = 0; i < num_tokens; i++) {
-    const element *query = call->qkv + (token + i) * call->stride + key_head * key_size;
+    const element *query = of->qkv + (token + i) * of->stride + key_head * key_size;
     const element *key = query + num_key_heads * key_size;
-    const element *value = call->qkv + (token + i) * call->stride + 2 * num_key_heads * key_size + head * call->value_size + column;
+    const element *value = of->qkv + (token + i) * of->stride + 2 * num_key_heads * key_size + head * of->value_size + column;
     for (int64_t d = 0; d < key_size; d += 64 / (int64_t)sizeof(element)) {
       __builtin_prefetch(query + d + ahead);
       __builtin_prefetch(key + d + ahead);
@@ -139,39 +135,40 @@ static void NAME(load_tile)(const NAME(delta_call) *call, int64_t head, int64_t 
     tile->products[i] = product;
     float *values = tile->values + i * tile->num_columns;
     SIMD for (int64_t v = 0; v < tile->num_columns; v++) values[v] = WIDEN(value[v]);
-    const element *gates = call->gates + (token + i) * call->gates_stride + head;
+    const element *gates = of->gates + (token + i) * of->gates_stride + head;
     const float power = -LOG2_E * WIDEN(gates[0]);
     tile->betas[i] = 1.0f / (1.0f + power_of_2(power > 126.0f ? 126.0f : power));
-    tile->decays[i] = power_of_2(LOG2_E * call->rates[head] * softplus(WIDEN(gates[call->num_heads]) + call->biases[head]));
+    tile->decays[i] = power_of_2(LOG2_E * of->rates[head] * softplus(WIDEN(gates[of->num_heads]) + of->biases[head]));
   }
   tile->num_tokens = num_tokens;
-  tile->slots = call->rows.slots + token;
+  tile->slots = of->rows.slots + token;
 }
 
 /* Computes all rows for some columns of one head's matrix. */
 static void NAME(delta_item)(const void *data, int64_t item) {
   const NAME(delta_call) *call = data;
-  const int64_t head = item / call->num_parts, num_columns = call->value_size / call->num_parts;
-  const int64_t column = item % call->num_parts * num_columns, key_size = call->key_size, value_size = call->value_size;
-  const int64_t slot_size = call->num_heads * key_size * value_size, block_size = DELTA_VECTORS * STATE_LANES;
-  const int64_t num_rows = call->rows.num_decode_rows + call->rows.num_prefill_rows;
+  const NAME(gated_delta_arguments) *of = &call->of;
+  const int64_t head = item / call->num_parts, num_columns = of->value_size / call->num_parts;
+  const int64_t column = item % call->num_parts * num_columns, key_size = of->key_size, value_size = of->value_size;
+  const int64_t slot_size = of->num_heads * key_size * value_size, block_size = DELTA_VECTORS * STATE_LANES;
+  const int64_t num_rows = of->rows.num_decode_rows + of->rows.num_prefill_rows;
   delta_tile tile;
   tile.key_size = key_size;
   tile.num_columns = num_columns;
   tile.slot_size = slot_size;
-  tile.stored = (delta_columns){call->matrices + head * key_size * value_size + column, value_size, block_size};
+  tile.stored = (delta_columns){of->matrices + head * key_size * value_size + column, value_size, block_size};
   tile.kept = (delta_columns){call->kept + item * key_size * num_columns, block_size, key_size * block_size};
   for (int64_t row = 0, token = 0; row < num_rows; row++) {
-    const state_row now = find_state_row(&call->rows, row, token);
+    const state_row now = find_state_row(&of->rows, row, token);
     delta_columns state = now.source < 0 ? tile.kept : tile.stored;
     if (now.source >= 0) state.values += now.source * slot_size;
     else memset(state.values, 0, (size_t)(key_size * num_columns) * sizeof(float));
     while (token < now.end) {
       const int64_t num_tokens = now.end - token < DELTA_TILE ? now.end - token : DELTA_TILE;
-      NAME(load_tile)(call, head, column, token, num_tokens, &tile);
+      NAME(load_tile)(of, head, column, token, num_tokens, &tile);
       state = advance_tile(&tile, state);
       for (int64_t i = 0; i < num_tokens; i++, token++) {
-        element *out = call->out + (token * call->num_heads + head) * value_size + column;
+        element *out = of->out + (token * of->num_heads + head) * value_size + column;
         const float *values = tile.values + i * num_columns;
         SIMD for (int64_t v = 0; v < num_columns; v++) out[v] = NARROW(values[v]);
       }
@@ -179,25 +176,14 @@ static void NAME(delta_item)(const void *data, int64_t item) {
   }
 }
 
-/* qkv: [num_tokens, 2 * num_key_heads * key_size + num_heads * value_size] and gates: [num_tokens, 2 * num_heads], rows that
-   are `stride` and `gates_stride` elements apart; rates, biases: [num_heads]; matrices: [slots, num_heads, key_size,
-   value_size]; out: [num_tokens, num_heads * value_size]. key_size: at most MOST_KEY_SIZE; value_size: a multiple of
-   DELTA_COLUMNS, at most MOST_VALUE_SIZE. Returns 0, or -1 without memory. */
-PUBLIC int NAME(gated_delta)(const element *qkv, const element *gates, const float *rates, const float *biases,
-                             float *matrices, const int32_t *decode_sources, const int32_t *prefill_sources,
-                             const int32_t *prefill_lens, const int32_t *slots, element *out, int64_t num_decode_rows,
-                             int64_t num_prefill_rows, int64_t stride, int64_t gates_stride, int64_t num_heads,
-                             int64_t num_key_heads, int64_t key_size, int64_t value_size, int64_t has_tiled_heads) {
-  const int64_t slot_size = num_heads * key_size * value_size;
+/* Returns 0, or -1 without memory. */
+PUBLIC int NAME(gated_delta)(const NAME(gated_delta_arguments) *of) {
+  const int64_t num_heads = of->num_heads, slot_size = num_heads * of->key_size * of->value_size;
   char *room = kept_room((size_t)slot_size * sizeof(float) + 64);
   if (!room) return -1;
-  float *kept = (float *)(void *)(room + (64 - (uintptr_t)room % 64) % 64);
-  int64_t num_parts = 1;
-  while (num_heads * num_parts < 4 * sluice_num_threads() && value_size % (2 * num_parts * DELTA_COLUMNS) == 0) num_parts *= 2;
-  const NAME(delta_call) call = {
-      qkv, gates, rates, biases, matrices, kept, out,
-      {decode_sources, prefill_sources, prefill_lens, slots, num_decode_rows, num_prefill_rows},
-      stride, gates_stride, num_heads, num_key_heads, key_size, value_size, has_tiled_heads, num_parts};
-  run_items(num_heads * num_parts, count_row_tokens(&call.rows) * slot_size, NAME(delta_item), &call);
+  NAME(delta_call) call = {*of, (float *)(void *)(room + (64 - (uintptr_t)room % 64) % 64), 1};
+  while (num_heads * call.num_parts < 4 * sluice_num_threads() && of->value_size % (2 * call.num_parts * DELTA_COLUMNS) == 0)
+    call.num_parts *= 2;
+  run_items(num_heads * call.num_parts, count_row_tokens(&of->rows) * slot_size, NAME(delta_item), &call);
   return 0;
 }

@@ -49,11 +49,8 @@ typedef struct {
 #endif
 
 typedef struct {
-  const element *x, *a, *b;
-  const int32_t *ranks, *ends;
-  const float *scales;
-  element *out;
-  int64_t num_inputs, num_outputs, num_segments, max_rank, most_rank, num_blocks;
+  NAME(lora_linear_arguments) of;
+  int64_t most_rank, num_blocks;
   const int32_t *order; /* tokens that have an adapter */
   const lora_group *groups;
   float *u; /* in that order: [tokens, num_segments, max_rank] */
@@ -115,17 +112,17 @@ INLINE void NAME(lora_shrink_tokens)(const NAME(lora_call) *call, const int32_t 
   const element *x[LORA_TOKENS];
   lora_lanes sums[LORA_TOKENS][LORA_ROWS];
   for (int t = 0; t < count; t++) {
-    x[t] = call->x + tokens[t] * call->num_inputs;
+    x[t] = call->of.x + tokens[t] * call->of.num_inputs;
     for (int r = 0; r < LORA_ROWS; r++) sums[t][r] = lora_set(0.0f);
   }
   int64_t input = 0;
-  for (; input + STEP <= call->num_inputs; input += STEP) {
+  for (; input + STEP <= call->of.num_inputs; input += STEP) {
     if (is_first)
-      for (int r = 0; r < LORA_ROWS; r++) __builtin_prefetch(a[r] + LORA_ROWS * call->num_inputs + input, 0, 2);
+      for (int r = 0; r < LORA_ROWS; r++) __builtin_prefetch(a[r] + LORA_ROWS * call->of.num_inputs + input, 0, 2);
     NAME(lora_products)(sums, x, a, input, STEP, count);
   }
-  if (input < call->num_inputs) NAME(lora_products)(sums, x, a, input, call->num_inputs - input, count);
-  const int64_t width = call->num_segments * call->max_rank;
+  if (input < call->of.num_inputs) NAME(lora_products)(sums, x, a, input, call->of.num_inputs - input, count);
+  const int64_t width = call->of.num_segments * call->of.max_rank;
   for (int t = 0; t < count; t++)
     for (int r = 0; r < rows; r++) u[t * width + r] = scale * lora_sum(sums[t][r]);
 }
@@ -134,22 +131,22 @@ INLINE void NAME(lora_shrink_tokens)(const NAME(lora_call) *call, const int32_t 
 static void NAME(lora_shrink)(const void *data, int64_t item) {
   const NAME(lora_call) *call = data;
   const int64_t row_blocks = (call->most_rank + LORA_ROWS - 1) / LORA_ROWS, first_row = item % row_blocks * LORA_ROWS;
-  const int64_t segment = item / row_blocks % call->num_segments;
-  const lora_group *group = call->groups + item / row_blocks / call->num_segments;
-  const int64_t place = group->slot * call->num_segments + segment, rank = call->ranks[place];
+  const int64_t segment = item / row_blocks % call->of.num_segments;
+  const lora_group *group = call->groups + item / row_blocks / call->of.num_segments;
+  const int64_t place = group->slot * call->of.num_segments + segment, rank = call->of.ranks[place];
   if (first_row >= rank) return;
   const element *a[LORA_ROWS];
   for (int64_t r = 0; r < LORA_ROWS; r++) {
     const int64_t row = first_row + r < rank ? first_row + r : rank - 1;
-    a[r] = call->a + (place * call->max_rank + row) * call->num_inputs;
+    a[r] = call->of.a + (place * call->of.max_rank + row) * call->of.num_inputs;
   }
   const int64_t rows = rank - first_row < LORA_ROWS ? rank - first_row : LORA_ROWS;
   for (int64_t t = 0; t < group->count; t += LORA_TOKENS) {
     const int64_t position = group->first + t;
     const int32_t *tokens = call->order + position;
-    float *u = call->u + (position * call->num_segments + segment) * call->max_rank + first_row;
+    float *u = call->u + (position * call->of.num_segments + segment) * call->of.max_rank + first_row;
 #define TOKENS(count) \
-  case count: NAME(lora_shrink_tokens)(call, tokens, a, call->scales[place], u, rows, t == 0, count); break;
+  case count: NAME(lora_shrink_tokens)(call, tokens, a, call->of.scales[place], u, rows, t == 0, count); break;
     switch (group->count - t < LORA_TOKENS ? group->count - t : LORA_TOKENS) { TOKENS(1) TOKENS(2) TOKENS(3) TOKENS(4) }
 #undef TOKENS
   }
@@ -158,10 +155,10 @@ static void NAME(lora_shrink)(const void *data, int64_t item) {
 /* Adds to two vectors of outputs, or to `left` of them, of some tokens. The group's first ones prefetch the next item's B. */
 INLINE void NAME(lora_add)(const NAME(lora_call) *call, const int32_t *tokens, const float *u, const element *b, int64_t rank,
                            int64_t output, int64_t left, int is_first, const int count) {
-  const int64_t width = call->num_segments * call->max_rank;
+  const int64_t width = call->of.num_segments * call->of.max_rank;
   lora_lanes sums[LORA_MOST_TOKENS][2];
   for (int t = 0; t < count; t++) sums[t][0] = sums[t][1] = lora_set(0.0f);
-  for (int64_t r = 0; r < rank; r++, b += call->num_outputs) {
+  for (int64_t r = 0; r < rank; r++, b += call->of.num_outputs) {
     if (is_first) __builtin_prefetch(b + LORA_OUTPUTS, 0, 2);
     const lora_lanes low = NAME(lora_read)(b, left), high = NAME(lora_read)(b + LORA_LANES, left - LORA_LANES);
     for (int t = 0; t < count; t++) {
@@ -171,7 +168,7 @@ INLINE void NAME(lora_add)(const NAME(lora_call) *call, const int32_t *tokens, c
     }
   }
   for (int t = 0; t < count; t++) {
-    element *out = call->out + tokens[t] * call->num_outputs + output;
+    element *out = call->of.out + tokens[t] * call->of.num_outputs + output;
     for (int half = 0; half < 2; half++, out += LORA_LANES) {
       const int64_t some = left - half * LORA_LANES;
       if (some > 0) NAME(lora_write)(out, NAME(lora_read)(out, some) + sums[t][half], some);
@@ -192,14 +189,14 @@ static void NAME(lora_expand)(const void *data, int64_t item) {
   const NAME(lora_call) *call = data;
   const lora_group *group = call->groups + item / call->num_blocks;
   const int64_t first = item % call->num_blocks * LORA_OUTPUTS, last = first + LORA_OUTPUTS;
-  const element *b = call->b + group->slot * call->max_rank * call->num_outputs;
-  for (int64_t segment = 0, start = 0; segment < call->num_segments; start = call->ends[segment++]) {
-    const int64_t rank = call->ranks[group->slot * call->num_segments + segment], stop = call->ends[segment];
+  const element *b = call->of.b + group->slot * call->of.max_rank * call->of.num_outputs;
+  for (int64_t segment = 0, start = 0; segment < call->of.num_segments; start = call->of.ends[segment++]) {
+    const int64_t rank = call->of.ranks[group->slot * call->of.num_segments + segment], stop = call->of.ends[segment];
     const int64_t begin = first > start ? first : start, end = last < stop ? last : stop;
     for (int64_t t = 0; begin < end && rank && t < group->count; t += LORA_MOST_TOKENS) {
       const int64_t position = group->first + t, left = group->count - t;
       const int32_t *tokens = call->order + position;
-      const float *u = call->u + (position * call->num_segments + segment) * call->max_rank;
+      const float *u = call->u + (position * call->of.num_segments + segment) * call->of.max_rank;
 #define TOKENS(count) \
   case count: NAME(lora_expand_tokens)(call, tokens, u, b, rank, begin, end, t == 0, count); break;
       switch (left < LORA_MOST_TOKENS ? left : LORA_MOST_TOKENS) {
@@ -213,33 +210,28 @@ static void NAME(lora_expand)(const void *data, int64_t item) {
   }
 }
 
-/* x: [num_tokens, num_inputs]; a: [num_slots, num_segments, max_rank, num_inputs]; b: [num_slots, max_rank, num_outputs];
-   ranks and scales: [num_slots, num_segments]; ends: [num_segments], the first output after each; slots: [num_tokens], -1
-   without an adapter; out: [num_tokens, num_outputs]. Returns 0, or -1 without memory. */
-PUBLIC int NAME(lora_linear)(const element *x, const element *a, const element *b, const int32_t *ranks, const float *scales,
-                             const int32_t *ends, const int32_t *slots, element *out, int64_t num_tokens, int64_t num_inputs,
-                             int64_t num_outputs, int64_t num_segments, int64_t max_rank, int64_t num_slots) {
-  const int64_t most_groups = num_slots + num_tokens / LORA_GROUP, u_size = num_tokens * num_segments * max_rank;
+/* Returns 0, or -1 without memory. */
+PUBLIC int NAME(lora_linear)(const NAME(lora_linear_arguments) *of) {
+  const int64_t num_tokens = of->num_tokens, num_slots = of->num_slots, num_segments = of->num_segments;
+  const int64_t most_groups = num_slots + num_tokens / LORA_GROUP, u_size = num_tokens * num_segments * of->max_rank;
   const int64_t room = u_size * (int64_t)sizeof(float) + (num_tokens + num_slots) * (int64_t)sizeof(int32_t) +
                        most_groups * (int64_t)sizeof(lora_group);
   float *u = kept_room((size_t)room);
   if (!u) return -1;
   int32_t *order = (int32_t *)(u + u_size), *places = order + num_tokens;
   lora_group *groups = (lora_group *)(places + num_slots);
-  NAME(lora_call) call = {.x = x, .a = a, .b = b, .ranks = ranks, .ends = ends, .scales = scales, .out = out,
-                          .num_inputs = num_inputs, .num_outputs = num_outputs, .num_segments = num_segments,
-                          .max_rank = max_rank, .num_blocks = (num_outputs + LORA_OUTPUTS - 1) / LORA_OUTPUTS,
-                          .order = order, .groups = groups, .u = u};
+  NAME(lora_call) call = {.of = *of, .num_blocks = (of->num_outputs + LORA_OUTPUTS - 1) / LORA_OUTPUTS, .order = order,
+                          .groups = groups, .u = u};
   for (int64_t slot = 0; slot < num_slots; slot++) places[slot] = 0;
   for (int64_t token = 0; token < num_tokens; token++)
-    if (slots[token] >= 0) places[slots[token]]++;
+    if (of->slots[token] >= 0) places[of->slots[token]]++;
   int64_t num_groups = 0;
   int32_t first = 0;
   for (int32_t slot = 0; slot < num_slots; slot++) {
     const int32_t end = first + places[slot];
     places[slot] = first;
     for (int64_t segment = 0; first < end && segment < num_segments; segment++) {
-      const int64_t rank = ranks[slot * num_segments + segment];
+      const int64_t rank = of->ranks[slot * num_segments + segment];
       if (rank > call.most_rank) call.most_rank = rank;
     }
     for (; first < end; first += LORA_GROUP)
@@ -248,9 +240,9 @@ PUBLIC int NAME(lora_linear)(const element *x, const element *a, const element *
   }
   if (!call.most_rank) return 0;
   for (int32_t token = 0; token < num_tokens; token++)
-    if (slots[token] >= 0) order[places[slots[token]]++] = token;
+    if (of->slots[token] >= 0) order[places[of->slots[token]]++] = token;
   const int64_t num_items = num_groups * num_segments * ((call.most_rank + LORA_ROWS - 1) / LORA_ROWS);
-  run_items(num_items, first * num_inputs * call.most_rank / 4, NAME(lora_shrink), &call);
-  run_items(num_groups * call.num_blocks, first * num_outputs * call.most_rank / 4, NAME(lora_expand), &call);
+  run_items(num_items, first * of->num_inputs * call.most_rank / 4, NAME(lora_shrink), &call);
+  run_items(num_groups * call.num_blocks, first * of->num_outputs * call.most_rank / 4, NAME(lora_expand), &call);
   return 0;
 }

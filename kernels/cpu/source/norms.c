@@ -3,14 +3,6 @@
 
    RMS norm rounds the normed values before it applies the weight, as the checkpoints' own code does. */
 
-typedef struct {
-  element *x;
-  const element *update, *weight, *bias; /* `update` may be null; only layer_norm has `bias` */
-  element *out;
-  int64_t size, stride; /* of x and out, in elements */
-  float eps;
-} NAME(norm_call);
-
 #if IS_BFLOAT16 && defined(__AVX512BF16__)
 /* Up to 16 elements of x, after the update (or null) is added to them. */
 INLINE __m512 NAME(load_updated)(element *x, const element *update, int64_t i, __mmask16 lanes) {
@@ -26,10 +18,10 @@ INLINE __m512 NAME(norm_scale)(__m512 squares, int64_t size, float eps) {
 }
 
 static void NAME(layer_norm_token)(const void *data, int64_t token) {
-  const NAME(norm_call) *call = data;
-  const int64_t size = call->size;
-  element *x = call->x + token * call->stride, *out = call->out + token * call->stride;
-  const element *update = call->update ? call->update + token * size : 0;
+  const NAME(layer_norm_arguments) *of = data;
+  const int64_t size = of->size;
+  element *x = of->x + token * of->stride, *out = of->out + token * of->stride;
+  const element *update = of->update ? of->update + token * size : 0;
   __m512 sum = _mm512_setzero_ps(), squares = sum;
   for (int64_t i = 0; i < size; i += 16) sum = _mm512_add_ps(sum, NAME(load_updated)(x, update, i, lanes_of(size - i)));
   const __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(sum) / (float)size);
@@ -38,48 +30,48 @@ static void NAME(layer_norm_token)(const void *data, int64_t token) {
     const __m512 centered = _mm512_maskz_sub_ps(lanes, load_vector(x + i, lanes), mean);
     squares = _mm512_fmadd_ps(centered, centered, squares);
   }
-  const __m512 scale = NAME(norm_scale)(squares, size, call->eps);
+  const __m512 scale = NAME(norm_scale)(squares, size, of->eps);
   for (int64_t i = 0; i < size; i += 16) {
     const __mmask16 lanes = lanes_of(size - i);
     const __m512 normed = _mm512_mul_ps(_mm512_sub_ps(load_vector(x + i, lanes), mean), scale);
-    const __m512 weight = load_vector(call->weight + i, lanes), bias = load_vector(call->bias + i, lanes);
+    const __m512 weight = load_vector(of->weight + i, lanes), bias = load_vector(of->bias + i, lanes);
     store_vector(out + i, lanes, _mm512_fmadd_ps(normed, weight, bias));
   }
 }
 
 static void NAME(rms_norm_token)(const void *data, int64_t token) {
-  const NAME(norm_call) *call = data;
-  const int64_t size = call->size;
-  element *x = call->x + token * call->stride, *out = call->out + token * call->stride;
-  const element *update = call->update ? call->update + token * size : 0;
+  const NAME(layer_norm_arguments) *of = data;
+  const int64_t size = of->size;
+  element *x = of->x + token * of->stride, *out = of->out + token * of->stride;
+  const element *update = of->update ? of->update + token * size : 0;
   __m512 squares = _mm512_setzero_ps();
   for (int64_t i = 0; i < size; i += 16) {
     const __m512 wide = NAME(load_updated)(x, update, i, lanes_of(size - i));
     squares = _mm512_fmadd_ps(wide, wide, squares);
   }
-  const __m512 scale = NAME(norm_scale)(squares, size, call->eps);
+  const __m512 scale = NAME(norm_scale)(squares, size, of->eps);
   for (int64_t i = 0; i < size; i += 16) {
     const __mmask16 lanes = lanes_of(size - i);
     const __m512 normed = round_vector(_mm512_mul_ps(load_vector(x + i, lanes), scale));
-    store_vector(out + i, lanes, _mm512_mul_ps(normed, load_vector(call->weight + i, lanes)));
+    store_vector(out + i, lanes, _mm512_mul_ps(normed, load_vector(of->weight + i, lanes)));
   }
 }
 #else
 /* Returns the token's elements of x, after the update is added to them. */
-INLINE const element *NAME(updated)(const NAME(norm_call) *call, int64_t token) {
-  element *x = call->x + token * call->stride;
-  if (call->update) {
-    const element *update = call->update + token * call->size;
-    SIMD for (int64_t i = 0; i < call->size; i++) x[i] = NARROW(WIDEN(x[i]) + WIDEN(update[i]));
+INLINE const element *NAME(updated)(const NAME(layer_norm_arguments) *of, int64_t token) {
+  element *x = of->x + token * of->stride;
+  if (of->update) {
+    const element *update = of->update + token * of->size;
+    SIMD for (int64_t i = 0; i < of->size; i++) x[i] = NARROW(WIDEN(x[i]) + WIDEN(update[i]));
   }
   return x;
 }
 
 static void NAME(layer_norm_token)(const void *data, int64_t token) {
-  const NAME(norm_call) *call = data;
-  const int64_t size = call->size;
-  const element *x = NAME(updated)(call, token), *weight = call->weight, *bias = call->bias;
-  element *out = call->out + token * call->stride;
+  const NAME(layer_norm_arguments) *of = data;
+  const int64_t size = of->size;
+  const element *x = NAME(updated)(of, token), *weight = of->weight, *bias = of->bias;
+  element *out = of->out + token * of->stride;
   float sum = 0.0f, squares = 0.0f;
   SIMD_SUM(sum) for (int64_t i = 0; i < size; i++) sum += WIDEN(x[i]);
   const float mean = sum / (float)size;
@@ -87,36 +79,32 @@ static void NAME(layer_norm_token)(const void *data, int64_t token) {
     float centered = WIDEN(x[i]) - mean;
     squares += centered * centered;
   }
-  const float scale = 1.0f / sqrtf(squares / (float)size + call->eps);
+  const float scale = 1.0f / sqrtf(squares / (float)size + of->eps);
   SIMD for (int64_t i = 0; i < size; i++)
       out[i] = NARROW((WIDEN(x[i]) - mean) * scale * WIDEN(weight[i]) + WIDEN(bias[i]));
 }
 
 static void NAME(rms_norm_token)(const void *data, int64_t token) {
-  const NAME(norm_call) *call = data;
-  const int64_t size = call->size;
-  const element *x = NAME(updated)(call, token), *weight = call->weight;
-  element *out = call->out + token * call->stride;
+  const NAME(layer_norm_arguments) *of = data;
+  const int64_t size = of->size;
+  const element *x = NAME(updated)(of, token), *weight = of->weight;
+  element *out = of->out + token * of->stride;
   float squares = 0.0f;
   SIMD_SUM(squares) for (int64_t i = 0; i < size; i++) {
     float wide = WIDEN(x[i]);
     squares += wide * wide;
   }
-  const float scale = 1.0f / sqrtf(squares / (float)size + call->eps);
+  const float scale = 1.0f / sqrtf(squares / (float)size + of->eps);
   SIMD for (int64_t i = 0; i < size; i++) out[i] = NARROW(WIDEN(NARROW(WIDEN(x[i]) * scale)) * WIDEN(weight[i]));
 }
 #endif
 
-/* x, update (or null) and out: [num_tokens, size]. */
-PUBLIC void NAME(layer_norm)(element *x, const element *update, const element *weight, const element *bias,
-                             element *out, int64_t num_tokens, int64_t size, float eps) {
-  NAME(norm_call) call = {x, update, weight, bias, out, size, size, eps};
-  run_items(num_tokens, num_tokens * size, NAME(layer_norm_token), &call);
+PUBLIC int NAME(layer_norm)(const NAME(layer_norm_arguments) *of) {
+  run_items(of->num_tokens, of->num_tokens * of->size, NAME(layer_norm_token), of);
+  return 0;
 }
 
-/* x, update (or null) and out: [num_tokens, size]; the rows of x and out are `stride` elements apart. */
-PUBLIC void NAME(rms_norm)(element *x, const element *update, const element *weight, element *out, int64_t num_tokens,
-                           int64_t size, int64_t stride, float eps) {
-  NAME(norm_call) call = {x, update, weight, 0, out, size, stride, eps};
-  run_items(num_tokens, num_tokens * size, NAME(rms_norm_token), &call);
+PUBLIC int NAME(rms_norm)(const NAME(layer_norm_arguments) *of) {
+  run_items(of->num_tokens, of->num_tokens * of->size, NAME(rms_norm_token), of);
+  return 0;
 }

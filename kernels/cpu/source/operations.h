@@ -1,4 +1,5 @@
 /* Each operation, in the number format that kernels.c has chosen. */
+#include "arguments.h"
 #include "embed.c"
 #include "norms.c"
 #include "hidden_states.c"
@@ -17,11 +18,11 @@
 #include "quantized_dot.h"
 #include "quantized_codes.h"
 #include "quantized_tiles.h"
-#include "quantized_linear.c"
 #include "quantize.c"
 #include "block_layout.h"
 #include "block_dot.h"
 #include "block_stretch.h"
+#include "block_call.h"
 #include "block_linear.c"
 #include "block_pack.c"
 #include "lora_linear.c"
@@ -34,4 +35,3 @@
 #include "gates.c"
 #include "sample.c"
 #include "apply_bitmask.c"
-#include "captured_calls.c"

@@ -124,14 +124,12 @@ static int64_t linear_place(linear_call *call, void *room) {
   return num_bytes;
 }
 
-/* x: [num_rows, inputs], weight: [ceil(outputs / 32), inputs / 2, 32, 2], of float32
-   [ceil(outputs / 32), inputs, 32, 1], bias (or null): [outputs],
-   out: [num_rows, outputs]; inputs is a multiple of 32. Returns 0, or -1 without memory. */
-PUBLIC int NAME(packed_linear)(const element *x, const element *weight, const element *bias, element *out,
-                               int64_t num_rows, int64_t inputs, int64_t outputs, int64_t gelu) {
+/* weight: [ceil(outputs / 32), inputs / 2, 32, 2], of float32 [ceil(outputs / 32), inputs, 32, 1]; inputs is a multiple of 32. */
+PUBLIC int NAME(packed_linear)(const NAME(packed_linear_arguments) *of) {
+  const int64_t num_rows = of->num_rows, inputs = of->inputs;
   if (num_rows == 0) return 0;
-  linear_call call = {.x = x, .weight = weight, .bias = bias, .out = out, .num_rows = num_rows, .inputs = inputs,
-                      .outputs = outputs, .gelu = (int)gelu};
+  linear_call call = {.x = of->x, .weight = of->weight, .bias = of->bias, .out = of->out, .num_rows = num_rows,
+                      .inputs = inputs, .outputs = of->outputs, .gelu = (int)of->gelu};
   linear_plan(&call);
   /* With few rows a thread reads a long stretch of weights; with many rows threads work on neighbouring blocks together. */
   call.order = num_rows <= call.rows_per_group ? IN_STRETCHES : BY_TURNS;
@@ -143,7 +141,7 @@ PUBLIC int NAME(packed_linear)(const element *x, const element *weight, const el
     linear_place(&call, memory);
     run_items(linear_num_groups(&call), num_rows * inputs / 4, linear_prepare, &call);
   }
-  run_ordered_items(call.order, linear_num_items(&call), inputs * outputs, linear_any_item, &call);
+  run_ordered_items(call.order, linear_num_items(&call), inputs * of->outputs, linear_any_item, &call);
   return 0;
 }
 #endif

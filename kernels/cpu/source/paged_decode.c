@@ -34,7 +34,7 @@ typedef struct {
 #endif
 
 typedef struct {
-  attention_arguments given;
+  NAME(paged_decode_arguments) of;
   const decode_plan *plan;
   softmax *softmaxes; /* [splits, heads, queries] */
   float *sums;        /* [splits, heads, queries, SUMS_SIZE] */
@@ -75,10 +75,10 @@ typedef struct {
 
 /* Merges the splits of one row and query, in order. */
 static void NAME(paged_decode_merge)(const NAME(paged_decode_call) *call, int64_t row, int64_t query) {
-  const int64_t head_dim = call->given.head_dim, step = call->given.num_heads * call->given.queries_a_head;
+  const int64_t head_dim = call->of.head_dim, step = call->of.num_heads * call->of.queries_a_head;
   const int64_t first = call->plan->first_split[row] * step + query, end = call->plan->first_split[row + 1] * step;
-  element *out = (element *)call->given.out + (row * step + query) * head_dim;
-  const float sink = call->given.sinks ? call->given.sinks[query] * LOG2_E : -INFINITY;
+  element *out = (element *)call->of.out + (row * step + query) * head_dim;
+  const float sink = call->of.sinks ? call->of.sinks[query] * LOG2_E : -INFINITY;
   float highest = sink, sums[MAX_HEAD_DIM] = {0};
   for (int64_t i = first; i < end; i += step)
     highest = call->softmaxes[i].highest > highest ? call->softmaxes[i].highest : highest;
@@ -94,16 +94,16 @@ static void NAME(paged_decode_merge)(const NAME(paged_decode_call) *call, int64_
 
 static void NAME(paged_decode_row)(const void *data, int64_t row) {
   const NAME(paged_decode_call) *call = data;
-  for (int64_t query = 0; query < call->given.num_heads * call->given.queries_a_head; query++)
+  for (int64_t query = 0; query < call->of.num_heads * call->of.queries_a_head; query++)
     NAME(paged_decode_merge)(call, row, query);
 }
 
 /* Returns 0, or -1 without memory. */
-PUBLIC int NAME(paged_decode)(const attention_arguments *given) {
-  const int64_t num_rows = given->num_rows, num_heads = given->num_heads, head_dim = given->head_dim;
-  const int64_t queries_a_head = given->queries_a_head;
-  decode_plan plan = {.page_tables = given->page_tables, .num_keys = given->num_keys, .num_rows = num_rows,
-                      .table_stride = given->table_stride, .page_size = given->page_size, .window = given->window};
+PUBLIC int NAME(paged_decode)(const NAME(paged_decode_arguments) *of) {
+  const int64_t num_rows = of->num_rows, num_heads = of->num_heads, head_dim = of->head_dim;
+  const int64_t queries_a_head = of->queries_a_head;
+  decode_plan plan = {.page_tables = of->page_tables, .num_keys = of->num_keys, .num_rows = num_rows,
+                      .table_stride = of->table_stride, .page_size = of->page_size, .window = of->window};
   if (plan_splits(&plan)) return -1;
   const int64_t num_splits = plan.num_splits, num_sums = num_splits * num_heads * queries_a_head;
   if (num_splits == 0) { /* rows of no keys are padding */
@@ -125,9 +125,9 @@ PUBLIC int NAME(paged_decode)(const attention_arguments *given) {
   const int64_t num_items = (plan.num_groups + groups_an_item - 1) / groups_an_item *
                             ((num_heads + heads_an_item - 1) / heads_an_item);
   NAME(paged_decode_call)
-  call = {*given, &plan, (softmax *)(void *)((char *)sums + sums_bytes), sums, heads_an_item, groups_an_item};
+  call = {*of, &plan, (softmax *)(void *)((char *)sums + sums_bytes), sums, heads_an_item, groups_an_item};
   run_items(num_items, plan.total_keys * num_heads * (1 + queries_a_head) * head_dim,
-            given->key_scales ? NAME(paged_decode_item_int8) : given->is_float16 ? FLOAT16_ITEM : NAME(paged_decode_item), &call);
+            of->key_scales ? NAME(paged_decode_item_int8) : of->is_float16 ? FLOAT16_ITEM : NAME(paged_decode_item), &call);
   run_items(num_rows, num_sums * SUMS_SIZE(head_dim) / 4, NAME(paged_decode_row), &call);
   free(sums);
   free(plan.first_split);

@@ -40,7 +40,7 @@ INLINE float take_block(float *scores, int num_keys, float *highest, float *tota
 #endif
 
 /* Sets `offsets` to the offsets of K and V of head `head` of a row's tokens, in elements. */
-INLINE void NAME(find_tokens)(const attention_arguments *cache, const int32_t *pages, int64_t head, int64_t first,
+INLINE void NAME(find_tokens)(const NAME(paged_decode_arguments) *cache, const int32_t *pages, int64_t head, int64_t first,
                               int num_tokens, int64_t *offsets) {
   int64_t page_index = first / cache->page_size, offset = first % cache->page_size;
   for (int i = 0; i < num_tokens; i++) {

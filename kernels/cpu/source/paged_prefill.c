@@ -12,10 +12,6 @@
 /* What the cache holds. With FLOAT16 the elements are float32. */
 typedef enum { ELEMENTS, CODES, FLOAT16 } cached_form;
 
-INLINE cached_form form_of(const attention_arguments *cache) {
-  return cache->key_scales ? CODES : cache->is_float16 ? FLOAT16 : ELEMENTS;
-}
-
 #define LOWEST (-1e30f) /* the level before any key; a difference of infinities would not be a number */
 
 /* The row of a tile. first_tile: [num_rows + 1]. */
@@ -30,8 +26,12 @@ INLINE int64_t find_row(const int64_t *first_tile, int64_t num_rows, int64_t til
 }
 #endif
 
+INLINE cached_form NAME(form_of)(const NAME(paged_decode_arguments) *cache) {
+  return cache->key_scales ? CODES : cache->is_float16 ? FLOAT16 : ELEMENTS;
+}
+
 typedef struct {
-  attention_arguments given;
+  NAME(paged_decode_arguments) of;
   int64_t tokens_a_tile;
   const int64_t *first_tile, *first_token; /* [rows + 1] */
 } NAME(paged_prefill_call);
@@ -65,7 +65,7 @@ typedef struct {
 
 /* Prefetches some lines of each of TILE_ROWS keys of the next block, of K and then of V: the processor cannot predict where
    they are, and drops prefetches that are made all at once. */
-INLINE void NAME(ask_ahead)(const attention_arguments *cache, int key, const NAME(prefill_scratch) *s) {
+INLINE void NAME(ask_ahead)(const NAME(paged_decode_arguments) *cache, int key, const NAME(prefill_scratch) *s) {
   const int64_t size = CACHED_BYTES(cache), num_lines = KEY_LINES(cache->head_dim * size);
   for (int64_t line = s->first_line; line < s->end_line; line++) {
     const char *from = line < num_lines ? (const char *)cache->keys + line * LINE_BYTES
@@ -75,14 +75,14 @@ INLINE void NAME(ask_ahead)(const attention_arguments *cache, int key, const NAM
 }
 
 /* Caps the scores of 16 queries; `scale` is what soften multiplies them by. */
-INLINE void NAME(cap_block)(const attention_arguments *cache, float scale, int query, int num_keys, NAME(prefill_scratch) *s) {
+INLINE void NAME(cap_block)(const NAME(paged_decode_arguments) *cache, float scale, int query, int num_keys, NAME(prefill_scratch) *s) {
   const float cap = (float)cache->softcap * LOG2_E / scale;
   for (int j = 0; j < num_keys; j++) cap_scores(s->scores + j * QUERY_STRIDE + query % QUERY_STRIDE, 16, cap);
 }
 
 /* Attends with a group's `num_queries` queries to the block of keys from the row's `first` on. Each vector of queries takes
    the keys that its last query sees, more from vector to vector if the block holds later tokens. */
-INLINE void NAME(attend_block)(const attention_arguments *cache, float scale, int group, int num_queries, int64_t first,
+INLINE void NAME(attend_block)(const NAME(paged_decode_arguments) *cache, float scale, int group, int num_queries, int64_t first,
                                int padded_dim, NAME(prefill_scratch) *s) {
   enum { MOST_VECTORS = QUERY_STRIDE / 16 };
   const int vectors = (num_queries + 15) / 16;
@@ -117,7 +117,7 @@ INLINE void NAME(attend_block)(const attention_arguments *cache, float scale, in
 }
 
 /* Attends to the keys from the first query's window on, block after block, each with all groups of queries. */
-static void NAME(attend_keys)(const attention_arguments *cache, const int32_t *pages, int64_t head, float scale,
+static void NAME(attend_keys)(const NAME(paged_decode_arguments) *cache, const int32_t *pages, int64_t head, float scale,
                               int num_queries, int64_t num_keys, int padded_dim, NAME(prefill_scratch) *s) {
   const int num_groups = NUM_GROUPS(num_queries);
   const int num_lines = 2 * (int)KEY_LINES(cache->head_dim * CACHED_BYTES(cache));
@@ -128,7 +128,7 @@ static void NAME(attend_keys)(const attention_arguments *cache, const int32_t *p
   /* No query sees the keys before; their pages may be another row's, so one of the row's own is read in their place. */
   for (int64_t j = 0; j < first_seen - begin; j++) s->offsets[j] = s->offsets[first_seen - begin];
   for (int64_t first = begin; first < num_keys; first += BLOCK) {
-    switch (form_of(cache)) {
+    switch (NAME(form_of)(cache)) {
       case ELEMENTS: NAME(pack_block)(cache, here, padded_dim, ELEMENTS, s); break;
       case CODES: NAME(pack_block)(cache, here, padded_dim, CODES, s); break;
       case FLOAT16:
@@ -148,66 +148,66 @@ static void NAME(attend_keys)(const attention_arguments *cache, const int32_t *p
 
 static void NAME(paged_prefill_item)(const void *data, int64_t item) {
   const NAME(paged_prefill_call) *call = data;
-  const int64_t num_heads = call->given.num_heads, head_dim = call->given.head_dim, queries = call->given.queries_a_head;
+  const int64_t num_heads = call->of.num_heads, head_dim = call->of.head_dim, queries = call->of.queries_a_head;
   /* A head's tiles follow one another, as they read the same K and V; those at a row's end see the most keys and come
      first. */
-  const int64_t num_tiles = call->first_tile[call->given.num_rows], head = item / num_tiles;
+  const int64_t num_tiles = call->first_tile[call->of.num_rows], head = item / num_tiles;
   const int64_t tile = num_tiles - 1 - item % num_tiles;
-  const int64_t row = find_row(call->first_tile, call->given.num_rows, tile);
-  const int64_t start = (tile - call->first_tile[row]) * call->tokens_a_tile, rest = call->given.query_lens[row] - start;
+  const int64_t row = find_row(call->first_tile, call->of.num_rows, tile);
+  const int64_t start = (tile - call->first_tile[row]) * call->tokens_a_tile, rest = call->of.query_lens[row] - start;
   const int num_tokens = (int)(rest < call->tokens_a_tile ? rest : call->tokens_a_tile);
   const int num_queries = num_tokens * (int)queries, padded_dim = PADDED_DIM((int)head_dim);
-  const int64_t position = call->given.context_lens[row] + start, num_keys = position + num_tokens;
+  const int64_t position = call->of.context_lens[row] + start, num_keys = position + num_tokens;
   const int64_t token = call->first_token[row] + start;
-  const element *query = (const element *)call->given.query + token * call->given.query_stride + head * queries * head_dim;
+  const element *query = (const element *)call->of.query + token * call->of.query_stride + head * queries * head_dim;
   NAME(prefill_scratch) scratch, *s = &scratch;
   memset(s->sums, 0, sizeof(float) * (size_t)(padded_dim * QUERY_STRIDE * NUM_GROUPS(num_queries)));
   for (int q = 0; q < MAX_QUERIES; q++) {
     /* The padding of the last vector has the position of the last query. */
     s->positions[q] = (int32_t)(position + (q < num_queries ? q / queries : num_tokens - 1));
     /* A sink counts as a first key without a value. */
-    const float *sink = q < num_queries && call->given.sinks ? call->given.sinks + head * queries + q % queries : 0;
-    s->highest[q] = sink ? *sink * LEVEL_UNIT(call->given.scale) : LOWEST;
+    const float *sink = q < num_queries && call->of.sinks ? call->of.sinks + head * queries + q % queries : 0;
+    s->highest[q] = sink ? *sink * LEVEL_UNIT(call->of.scale) : LOWEST;
     s->total[q] = sink ? 1.0f : 0.0f;
   }
-  NAME(pack_queries)(query, call->given.query_stride, (int)queries, num_queries, (int)head_dim, s);
+  NAME(pack_queries)(query, call->of.query_stride, (int)queries, num_queries, (int)head_dim, s);
 #if STEP == 2 && defined(__AMX_BF16__)
   tile_settings before;
   use_tiles(&before);
 #endif
-  const int32_t *pages = call->given.page_tables + row * call->given.table_stride;
-  NAME(attend_keys)(&call->given, pages, head, (float)call->given.scale * LOG2_E, num_queries, num_keys, padded_dim, s);
+  const int32_t *pages = call->of.page_tables + row * call->of.table_stride;
+  NAME(attend_keys)(&call->of, pages, head, (float)call->of.scale * LOG2_E, num_queries, num_keys, padded_dim, s);
 #if STEP == 2 && defined(__AMX_BF16__)
   leave_tiles(&before);
 #endif
-  element *out = (element *)call->given.out + (token * num_heads + head) * queries * head_dim;
+  element *out = (element *)call->of.out + (token * num_heads + head) * queries * head_dim;
   NAME(unpack_sums)(s, num_queries, (int)queries, (int)head_dim, out, num_heads * queries * head_dim);
 }
 
 /* Runs an item for each tile and head. Without `context_lens` rows have no earlier tokens. Returns 0, or -1 without memory. */
-static int NAME(run_tiles)(const attention_arguments *given, item_fn run_item) {
-  const int64_t num_rows = given->num_rows;
-  const int32_t *query_lens = given->query_lens, *context_lens = given->context_lens;
+static int NAME(run_tiles)(const NAME(paged_decode_arguments) *of, item_fn run_item) {
+  const int64_t num_rows = of->num_rows;
+  const int32_t *query_lens = of->query_lens, *context_lens = of->context_lens;
   if (num_rows == 0) return 0;
   int64_t *firsts = malloc((size_t)(2 * (num_rows + 1)) * sizeof *firsts);
   if (!firsts) return -1;
   int64_t *first_tile = firsts, *first_token = firsts + num_rows + 1, num_scores = 0;
-  const int64_t tokens_a_tile = MAX_QUERIES / given->queries_a_head;
+  const int64_t tokens_a_tile = MAX_QUERIES / of->queries_a_head;
   first_tile[0] = first_token[0] = 0;
   for (int64_t row = 0; row < num_rows; row++) {
     first_tile[row + 1] = first_tile[row] + (query_lens[row] + tokens_a_tile - 1) / tokens_a_tile;
     first_token[row + 1] = first_token[row] + query_lens[row];
     num_scores += (int64_t)query_lens[row] * ((context_lens ? context_lens[row] : 0) + query_lens[row]);
   }
-  const NAME(paged_prefill_call) call = {*given, tokens_a_tile, first_tile, first_token};
-  run_ordered_items(BY_TURNS, first_tile[num_rows] * given->num_heads, num_scores * given->num_heads * given->head_dim / 16,
+  const NAME(paged_prefill_call) call = {*of, tokens_a_tile, first_tile, first_token};
+  run_ordered_items(BY_TURNS, first_tile[num_rows] * of->num_heads, num_scores * of->num_heads * of->head_dim / 16,
                     run_item, &call);
   free(firsts);
   return 0;
 }
 
 /* The query holds the tokens of all rows, one row after another. Returns 0, or -1 without memory. */
-PUBLIC int NAME(paged_prefill)(const attention_arguments *given) {
-  return NAME(run_tiles)(given, NAME(paged_prefill_item));
+PUBLIC int NAME(paged_prefill)(const NAME(paged_decode_arguments) *of) {
+  return NAME(run_tiles)(of, NAME(paged_prefill_item));
 }
 #undef CACHED_BYTES

@@ -92,7 +92,7 @@ INLINE void NAME(widen_codes)(const int8_t *codes, const uint16_t *scales, int64
 }
 
 /* keys and values: [BLOCK, padded_dim]; 0 beyond `num_keys` and beyond head_dim. */
-INLINE void NAME(pack_block)(const attention_arguments *cache, int num_keys, int padded_dim, const cached_form form,
+INLINE void NAME(pack_block)(const NAME(paged_decode_arguments) *cache, int num_keys, int padded_dim, const cached_form form,
                              NAME(prefill_scratch) *s) {
   const int head_dim = (int)cache->head_dim;
   if (num_keys < BLOCK || padded_dim != head_dim) {

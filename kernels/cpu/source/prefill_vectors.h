@@ -58,7 +58,7 @@ static void NAME(turn_values)(int padded_dim, NAME(prefill_scratch) *s) {
 
 /* keys: [BLOCK, padded_dim]; values: [BLOCK / 2, padded_dim] pairs, or [padded_dim, BLOCK / 2] for tiles; 0 beyond
    `num_keys` and beyond head_dim. */
-INLINE void NAME(pack_block)(const attention_arguments *cache, int num_keys, int padded_dim, const cached_form form,
+INLINE void NAME(pack_block)(const NAME(paged_decode_arguments) *cache, int num_keys, int padded_dim, const cached_form form,
                              NAME(prefill_scratch) *s) {
   const int head_dim = (int)cache->head_dim;
   const __m512i neighbours = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,

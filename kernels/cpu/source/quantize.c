@@ -1,4 +1,4 @@
-/* Quantizes a weight: see kernels/operations/quantized_linear.py, and block_linear.py for 4 bits. */
+/* Quantizes a weight: see kernels/operations/quantize.py. */
 
 #ifndef SLUICE_QUANTIZE
 #define SLUICE_QUANTIZE
@@ -102,9 +102,9 @@ static void NAME(quantize_block)(const void *data, int64_t block) {
       NAME(quantize_output)(call, block, output, 8);
 }
 
-/* weight: [outputs, inputs], largest (with 8 bits, or null): [outputs], packed: [blocks, bytes of a block]. */
-PUBLIC void NAME(quantize)(const element *weight, const element *largest, uint8_t *packed, int64_t outputs, int64_t inputs, int64_t bits) {
-  const int64_t num_groups = (inputs + quantize_group((int)bits) - 1) / quantize_group((int)bits);
-  quantize_call call = {weight, largest, packed, outputs, inputs, num_groups, (int)bits};
-  run_items((outputs + QUANT_BLOCK - 1) / QUANT_BLOCK, outputs * inputs, NAME(quantize_block), &call);
+PUBLIC int NAME(quantize)(const NAME(quantize_arguments) *of) {
+  const int size = quantize_group((int)of->bits);
+  const quantize_call call = {of->weight, of->largest, of->packed, of->outputs, of->inputs, (of->inputs + size - 1) / size, (int)of->bits};
+  run_items((of->outputs + QUANT_BLOCK - 1) / QUANT_BLOCK, of->outputs * of->inputs, NAME(quantize_block), &call);
+  return 0;
 }

@@ -6,10 +6,8 @@
 /* A block of outputs is one stretch of memory. */
 enum { QUANT_BLOCK = 32 };
 
-/* Inputs whose codes are stored together, and their bytes. A block begins with its scales. kernels/arguments/codes.py repeats the
-   first number. */
+/* Inputs to a multiple of which rows are padded, and their bytes. A block begins with its scales. */
 enum { QUANT_GROUP = 64, QUANT_GROUP_BYTES = QUANT_GROUP * QUANT_BLOCK, QUANT_SCALE_BYTES = 2 * QUANT_BLOCK };
-INLINE int64_t quant_block_bytes(int64_t num_groups) { return QUANT_SCALE_BYTES + num_groups * QUANT_GROUP_BYTES; }
 
 /* The correction of the sum of products with activation codes of one scale, as codes of weights are unsigned, and the factor
    of the sum. */

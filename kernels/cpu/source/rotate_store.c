@@ -1,21 +1,8 @@
 /* Normalizes and rotates heads and stores K and V, in one pass: see kernels/operations/rotate_store.py. */
 
-typedef struct {
-  element *heads;
-  const float *cosines, *sines;
-  const int32_t *positions;
-  const int64_t *slots;
-  void *keys, *values;
-  uint16_t *key_scales, *value_scales;
-  const element *query_weight, *key_weight, *value_weight;
-  int64_t num_heads, num_kv_heads, head_dim, half, query_row;
-  float eps;
-  int64_t is_float16;
-} NAME(rotate_store_call);
-
 INLINE void NAME(norm_heads)(element *heads, const element *weight, int64_t num_heads, int64_t head_dim, float eps) {
-  const NAME(norm_call) call = {heads, 0, weight, 0, heads, head_dim, head_dim, eps};
-  for (int64_t head = 0; head < num_heads; head++) NAME(rms_norm_token)(&call, head);
+  const NAME(layer_norm_arguments) norm = {.x = heads, .weight = weight, .out = heads, .size = head_dim, .stride = head_dim, .eps = eps};
+  for (int64_t head = 0; head < num_heads; head++) NAME(rms_norm_token)(&norm, head);
 }
 
 #if IS_BFLOAT16 && defined(__AVX512BF16__)
@@ -94,19 +81,19 @@ INLINE uint16_t NAME(quantize_head)(const element *in, int8_t *codes, int64_t he
   return scale;
 }
 
-INLINE void NAME(store_codes)(const NAME(rotate_store_call) *call, const element *key, const element *value, int64_t slot) {
-  for (int64_t head = 0; head < call->num_kv_heads; head++, key += call->head_dim, value += call->head_dim) {
-    const int64_t place = slot * call->num_kv_heads + head, at = place * call->head_dim;
-    call->key_scales[place] = NAME(quantize_head)(key, (int8_t *)call->keys + at, call->head_dim);
-    call->value_scales[place] = NAME(quantize_head)(value, (int8_t *)call->values + at, call->head_dim);
+INLINE void NAME(store_codes)(const NAME(rotate_store_arguments) *of, const element *key, const element *value, int64_t slot) {
+  for (int64_t head = 0; head < of->num_kv_heads; head++, key += of->head_dim, value += of->head_dim) {
+    const int64_t place = slot * of->num_kv_heads + head, at = place * of->head_dim;
+    of->key_scales[place] = NAME(quantize_head)(key, (int8_t *)of->keys + at, of->head_dim);
+    of->value_scales[place] = NAME(quantize_head)(value, (int8_t *)of->values + at, of->head_dim);
   }
 }
 
 /* Writes a token's heads to `out`, normalized if there is a weight and rotated if there are cosines; may change `in`. */
-INLINE void NAME(turn_heads)(const NAME(rotate_store_call) *call, element *in, element *out, const element *weight,
+INLINE void NAME(turn_heads)(const NAME(rotate_store_arguments) *of, element *in, element *out, const element *weight,
                              int64_t num_heads, const float *cosines, const float *sines) {
-  const int64_t head_dim = call->head_dim, half = call->half;
-  const float eps = call->eps;
+  const int64_t head_dim = of->head_dim, half = of->half;
+  const float eps = of->eps;
   if (cosines && weight) {
     NAME(rotate_heads)(in, out, weight, num_heads, cosines, sines, half, head_dim, eps);
   } else if (cosines) {
@@ -118,40 +105,32 @@ INLINE void NAME(turn_heads)(const NAME(rotate_store_call) *call, element *in, e
 }
 
 static void NAME(rotate_store_token)(const void *data, int64_t token) {
-  const NAME(rotate_store_call) *call = data;
-  const int64_t head_dim = call->head_dim, kv_size = call->num_kv_heads * head_dim;
-  const int64_t slot = call->slots[token], query_size = call->num_heads * head_dim;
-  element *query = call->heads + token * (query_size + 2 * kv_size), *key = query + query_size;
+  const NAME(rotate_store_arguments) *of = data;
+  const int64_t head_dim = of->head_dim, kv_size = of->num_kv_heads * head_dim;
+  const int64_t slot = of->slots[token], query_size = of->num_heads * head_dim;
+  element *query = of->heads + token * (query_size + 2 * kv_size), *key = query + query_size;
   element *value = key + kv_size;
-  const float *cosines = call->cosines ? call->cosines + call->positions[token] * call->half : 0;
-  const float *sines = cosines ? call->sines + call->positions[token] * call->half : 0;
-  const int64_t to_query = call->query_row * call->half;
-  NAME(turn_heads)(call, query, query, call->query_weight, call->num_heads, cosines + to_query, sines + to_query);
+  const float *cosines = of->cosines ? of->cosines + of->positions[token] * of->half : 0;
+  const float *sines = cosines ? of->sines + of->positions[token] * of->half : 0;
+  const int64_t to_query = of->query_row * of->half;
+  NAME(turn_heads)(of, query, query, of->query_weight, of->num_heads, cosines + to_query, sines + to_query);
   if (slot < 0 || !kv_size) return;
-  const int is_stored_later = call->key_scales || call->is_float16;
-  element *out = is_stored_later ? key : (element *)call->keys + slot * kv_size;
-  NAME(turn_heads)(call, key, out, call->key_weight, call->num_kv_heads, cosines, sines);
-  out = is_stored_later ? value : (element *)call->values + slot * kv_size;
-  NAME(turn_heads)(call, value, out, call->value_weight, call->num_kv_heads, 0, 0);
-  if (call->key_scales) NAME(store_codes)(call, key, value, slot);
+  const int is_stored_later = of->key_scales || of->is_float16;
+  element *out = is_stored_later ? key : (element *)of->keys + slot * kv_size;
+  NAME(turn_heads)(of, key, out, of->key_weight, of->num_kv_heads, cosines, sines);
+  out = is_stored_later ? value : (element *)of->values + slot * kv_size;
+  NAME(turn_heads)(of, value, out, of->value_weight, of->num_kv_heads, 0, 0);
+  if (of->key_scales) NAME(store_codes)(of, key, value, slot);
 #if !IS_BFLOAT16
-  if (!call->is_float16) return;
-  narrow_float16s(key, (uint16_t *)call->keys + slot * kv_size, kv_size);
-  narrow_float16s(value, (uint16_t *)call->values + slot * kv_size, kv_size);
+  if (!of->is_float16) return;
+  narrow_float16s(key, (uint16_t *)of->keys + slot * kv_size, kv_size);
+  narrow_float16s(value, (uint16_t *)of->values + slot * kv_size, kv_size);
 #endif
 }
 
-/* heads: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: query, key and value heads. cosines and sines: [positions,
-   half], or null for no rotation; those of queries are `query_row` rows later. keys, values: [slots, num_kv_heads, head_dim],
-   codes if there are scales [slots, num_kv_heads], float16 if `is_float16`, which is so for elements of float32 alone. query_weight, key_weight, value_weight: [head_dim], or null for no norm.
-   With no key/value heads only queries are turned. */
-PUBLIC void NAME(rotate_store)(element *heads, const float *cosines, const float *sines, const int32_t *positions,
-                           const int64_t *slots, void *keys, void *values, uint16_t *key_scales,
-                           uint16_t *value_scales, const element *query_weight, const element *key_weight,
-                           const element *value_weight, int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads,
-                           int64_t head_dim, int64_t half, int64_t query_row, float eps, int64_t is_float16) {
-  NAME(rotate_store_call)
-  call = {heads, cosines, sines, positions, slots, keys, values, key_scales, value_scales, query_weight, key_weight,
-          value_weight, num_heads, num_kv_heads, head_dim, half, query_row, eps, is_float16};
-  run_items(num_tokens, num_tokens * (num_heads + 2 * num_kv_heads) * head_dim, NAME(rotate_store_token), &call);
+/* With no key/value heads only queries are turned. */
+PUBLIC int NAME(rotate_store)(const NAME(rotate_store_arguments) *of) {
+  const int64_t num_heads = of->num_heads + 2 * of->num_kv_heads;
+  run_items(of->num_tokens, of->num_tokens * num_heads * of->head_dim, NAME(rotate_store_token), of);
+  return 0;
 }

@@ -35,23 +35,22 @@ INLINE float gumbel_noise(uint32_t token, uint32_t low, uint32_t high) {
 #endif
 
 typedef struct {
-  const element *scores;
-  const float *temperatures; /* null: all are 1, or 0 without seeds */
-  const int64_t *seeds, *positions;
+  NAME(greedy_arguments) of; /* without temperatures all are 1, or 0 without seeds */
   sample_part *parts;
-  int64_t num_parts, vocab_size;
+  int64_t num_parts;
 } NAME(sample_call);
 
-INLINE float NAME(temperature_of)(const NAME(sample_call) *call, int64_t row) {
-  return call->temperatures ? call->temperatures[row] : call->seeds ? 1.0f : 0.0f;
+INLINE float NAME(temperature_of)(const NAME(greedy_arguments) *of, int64_t row) {
+  return of->temperatures ? of->temperatures[row] : of->seeds ? 1.0f : 0.0f;
 }
 
 static void NAME(sample_item)(const void *data, int64_t item) {
   const NAME(sample_call) *call = data;
+  const NAME(greedy_arguments) *of = &call->of;
   const int64_t row = item / call->num_parts, first = item % call->num_parts * SAMPLE_PART;
-  const int64_t rest = call->vocab_size - first, size = rest < SAMPLE_PART ? rest : SAMPLE_PART;
-  const element *scores = call->scores + row * call->vocab_size + first;
-  const float temperature = NAME(temperature_of)(call, row);
+  const int64_t rest = of->vocab_size - first, size = rest < SAMPLE_PART ? rest : SAMPLE_PART;
+  const element *scores = of->logits + row * of->vocab_size + first;
+  const float temperature = NAME(temperature_of)(of, row);
   float noisy[SAMPLE_PART], best = -INFINITY;
   int32_t num_odd = 0;
   if (!(temperature > 0.0f)) { /* sample_rows looks for the first of the best, in the best part only */
@@ -63,7 +62,7 @@ static void NAME(sample_item)(const void *data, int64_t item) {
     call->parts[item] = (sample_part){best, (int32_t)first, num_odd == 0};
     return;
   }
-  const uint64_t key = mix64(mix64((uint64_t)call->seeds[row]) + (uint64_t)call->positions[row]);
+  const uint64_t key = mix64(mix64((uint64_t)of->seeds[row]) + (uint64_t)of->positions[row]);
   const uint32_t low = (uint32_t)key, high = (uint32_t)(key >> 32);
   SIMD_SUM(num_odd) for (int64_t i = 0; i < size; i++) {
     noisy[i] = WIDEN(scores[i]);
@@ -85,14 +84,15 @@ static void NAME(sample_item)(const void *data, int64_t item) {
 }
 
 /* Returns 0, or -1 without memory. */
-static int NAME(sample_rows)(NAME(sample_call) call, int64_t *tokens, int64_t num_rows) {
-  const int64_t vocab_size = call.vocab_size;
+static int NAME(sample_rows)(const NAME(greedy_arguments) *of) {
+  const int64_t vocab_size = of->vocab_size, num_rows = of->num_rows;
   const int64_t num_parts = (vocab_size + SAMPLE_PART - 1) / SAMPLE_PART;
+  int64_t *tokens = of->tokens;
   if (num_rows == 0) return 0;
   sample_part *parts = malloc((size_t)(num_rows * num_parts) * sizeof *parts);
   if (!parts) return -1;
-  call.parts = parts, call.num_parts = num_parts;
-  run_items(num_rows * num_parts, num_rows * vocab_size * (call.seeds ? 8 : 1), NAME(sample_item), &call);
+  const NAME(sample_call) call = {*of, parts, num_parts};
+  run_items(num_rows * num_parts, num_rows * vocab_size * (of->seeds ? 8 : 1), NAME(sample_item), &call);
   for (int64_t row = 0; row < num_rows; row++) {
     const sample_part *mine = parts + row * num_parts;
     int64_t best = 0;
@@ -102,32 +102,21 @@ static int NAME(sample_rows)(NAME(sample_call) call, int64_t *tokens, int64_t nu
       if (mine[part].best > mine[best].best) best = part;
     }
     tokens[row] = mine[best].token < vocab_size ? mine[best].token : 0;
-    if ((call.temperatures || !call.seeds) && !is_finite) tokens[row] = -1;
-    else if (!(NAME(temperature_of)(&call, row) > 0.0f))
-      while (WIDEN(call.scores[row * vocab_size + tokens[row]]) != mine[best].best) tokens[row]++;
+    if ((of->temperatures || !of->seeds) && !is_finite) tokens[row] = -1;
+    else if (!(NAME(temperature_of)(of, row) > 0.0f))
+      while (WIDEN(of->logits[row * vocab_size + tokens[row]]) != mine[best].best) tokens[row]++;
   }
   free(parts);
   return 0;
 }
 
 /* Like `draw` at temperature 0: takes the first of equal logits. */
-PUBLIC int NAME(greedy)(const element *logits, int64_t *tokens, int64_t num_rows, int64_t vocab_size) {
-  const NAME(sample_call) call = {logits, 0, 0, 0, 0, 0, vocab_size};
-  return NAME(sample_rows)(call, tokens, num_rows);
-}
+PUBLIC int NAME(greedy)(const NAME(greedy_arguments) *of) { return NAME(sample_rows)(of); }
 
-/* logits: [num_rows, vocab_size]; tokens: -1 if a logit of the row is not finite. Returns 0, or -1 without memory. */
-PUBLIC int NAME(draw)(const element *logits, const float *temperatures, const int64_t *seeds, const int64_t *positions,
-                      int64_t *tokens, int64_t num_rows, int64_t vocab_size) {
-  const NAME(sample_call) call = {logits, temperatures, seeds, positions, 0, 0, vocab_size};
-  return NAME(sample_rows)(call, tokens, num_rows);
-}
+/* Returns 0, or -1 without memory. */
+PUBLIC int NAME(draw)(const NAME(greedy_arguments) *of) { return NAME(sample_rows)(of); }
 
 #if !IS_BFLOAT16
-/* scores: [num_rows, vocab_size], -inf for filtered tokens. Returns 0, or -1 without memory. */
-PUBLIC int NAME(sample)(const float *scores, const int64_t *seeds, const int64_t *positions, int64_t *tokens,
-                        int64_t num_rows, int64_t vocab_size) {
-  const NAME(sample_call) call = {scores, 0, seeds, positions, 0, 0, vocab_size};
-  return NAME(sample_rows)(call, tokens, num_rows);
-}
+/* Returns 0, or -1 without memory. */
+PUBLIC int NAME(sample)(const NAME(greedy_arguments) *of) { return NAME(sample_rows)(of); }
 #endif

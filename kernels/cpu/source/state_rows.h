@@ -37,11 +37,6 @@ INLINE lanes as_lanes(state_lanes x) {
 #endif
 }
 
-typedef struct {
-  const int32_t *decode_sources, *prefill_sources, *prefill_lens, *slots;
-  int64_t num_decode_rows, num_prefill_rows;
-} state_rows;
-
 /* The slot with the state before the first token, or -1; the row's tokens, without `end`. */
 typedef struct {
   int64_t source, first, end;

@@ -1,5 +1,6 @@
 """What loading and steps need from a kind of device. Each kind has a folder here; `registry.py` chooses one."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -7,6 +8,7 @@ from messages.config.server import CacheConfig, Config, ModelConfig
 from scheduler_proc.computing.device import Device
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors
+from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.placement import Placement
@@ -16,11 +18,15 @@ from scheduler_proc.computing.step.shapes import StepLimits
 
 
 class Place(NamedTuple):
-    """The place of this process among all computing processes. The ranks of an engine meet through `ranks_file`."""
+    """The place of this process among all computing processes.
+
+    The ranks of an engine meet through `ranks_file`; engines share weights through `weights_file`.
+    """
 
     engine: int
     rank: int = 0
     ranks_file: Path | None = None
+    weights_file: Path | None = None
 
 
 class ModelParts(NamedTuple):
@@ -30,6 +36,37 @@ class ModelParts(NamedTuple):
     decoder: Decoder
     limits: StepLimits
     placement: Placement
+
+
+class SharedWeights(Protocol):
+    """Memory for a model's weights that all schedulers of a run may have in common."""
+
+    def find(self) -> Weights | None:
+        """Returns the weights if another scheduler has made them."""
+        ...
+
+    def load(self, make: Callable[[], Weights], report: Report, count_bytes: Callable[[], int]) -> Weights:
+        """Returns the weights, which `make` makes unless another scheduler has.
+
+        `count_bytes` returns the bytes that suffice for everything that `make` allocates, 0 if that is not known.
+        """
+        ...
+
+    def free(self) -> None:
+        """Frees the memory if no scheduler uses it: the model is in memory of its own."""
+
+
+class OwnWeights:
+    """`SharedWeights` that are not shared."""
+
+    def find(self) -> None:
+        return None
+
+    def load(self, make: Callable[[], Weights], report: Report, count_bytes: Callable[[], int]) -> Weights:
+        return make()
+
+    def free(self) -> None:
+        """There is no memory."""
 
 
 class RunnerFactory(Protocol):
@@ -77,6 +114,10 @@ class Backend(Protocol):
     def load_kernels(self, report: Report) -> None: ...
 
     def join_ranks(self, file: Path, rank: int, size: int, timeout_s: float) -> ParallelGroup: ...
+
+    def open_weights(self, config: Config, place: Place, identity: bytes) -> SharedWeights:
+        """Returns the memory for weights of this identity. Raises `BootError`."""
+        ...
 
     def make_factory(self, model: ModelParts, report: Report, main: RunnerFactory | None = None) -> RunnerFactory:
         """Returns the factory of a model's runners. A draft model's steps run in order with those of `main`."""

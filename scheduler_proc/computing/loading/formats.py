@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from kernels.arguments.block_rows import FORMS, Segment
+from kernels.arguments.block_forms import FORMS
+from kernels.arguments.block_rows import Segment
 from kernels.formats.packed import PACKED
 from kernels.formats.plain import PLAIN
 from kernels.formats.registry import QUANTIZING, find_block_format, has_experts

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 
+from kernels.arguments.block_forms import GGUF_FORMS
 from messages.errors import BootError
-from runtime.gguf.block_types import BLOCKS, NUMBERS
+from runtime.gguf.block_types import NUMBERS
 from runtime.gguf.conversion import HfTensor, find_architecture, list_tensors, name_in_file, read_config
 from runtime.gguf.gguf_file import GgufFile, read_gguf
 from scheduler_proc.computing.hf_config import HfConfig
@@ -52,9 +53,10 @@ def check_gguf(path: Path) -> None:
 
 
 def _check_types(file: GgufFile) -> None:
+    served = (*NUMBERS, *GGUF_FORMS)
     for tensor in file.tensors.values():
-        if tensor.type.name not in (*NUMBERS, *BLOCKS):
-            supported = ", ".join((*NUMBERS, *BLOCKS))
+        if tensor.type.name not in served:
+            supported = ", ".join(served)
             what = f"is of type {tensor.type.name}, which is not supported; supported are {supported}"
             raise BootError(f"{tensor.path}: tensor {tensor.name!r} {what}")
 
@@ -72,7 +74,7 @@ def _find(source: Source, tensors: Mapping[str, HfTensor]) -> tuple[str, Stack |
 def _shape(stored: HfTensor) -> Shape:
     """Returns the shape that a reader of the file returns; blocks are of one matrix."""
     shape = stored.tensor.shape
-    if stored.tensor.type.name in BLOCKS:
+    if stored.tensor.type.is_in_blocks:
         shape = prod(shape[:-1]), shape[-1]
     return shape[::-1] if stored.is_transposed else shape
 

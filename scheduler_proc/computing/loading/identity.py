@@ -29,3 +29,8 @@ def identity_of(config: Config, model: ModelDescription, placement: Placement, *
     formats = config.model.load_format, config.cache.block_size, config.cache.kv_cache_dtype
     facts = (formats, model, placement, files, torch.__version__, os.environ.get(ISA_VARIABLE), *more)
     return hashlib.sha256(repr(facts).encode()).digest()
+
+
+def memory_identity(config: Config, model: ModelDescription, placement: Placement) -> bytes:
+    """Returns the identity of weights and pages in memory, which depends on all flags of the model."""
+    return identity_of(config, model, placement, config.model, config.cache, config.facts)

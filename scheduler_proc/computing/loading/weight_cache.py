@@ -25,8 +25,8 @@ from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report
 
-LAYOUT = 4
-"""The version of the files' content, in particular of `Codes.packed` and `PackedBlocks.stored`."""
+LAYOUT = 5
+"""The version of the files' content, in particular of `PackedBlocks.stored`."""
 
 LEAST_BYTES = 64 << 20
 """A smaller checkpoint is quantized as fast as a second file could be read."""

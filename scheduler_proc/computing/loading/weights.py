@@ -21,11 +21,11 @@ from scheduler_proc.computing.loading.quantized.stored_linear import FLOATS
 from scheduler_proc.computing.loading.sources.tensor_file import NUMBERS, StoredTensor, with_whole_heads
 from scheduler_proc.computing.model.blocks.head import HEAD
 from scheduler_proc.computing.model.blocks.weights import Weights
-from scheduler_proc.computing.model.decoder import model_parameters
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.family import HEAD_NAME, Family, RowFactors, Source, Stack
 from scheduler_proc.computing.model.parameters import ByColumns
 from scheduler_proc.computing.model.sharding import Shard
+from scheduler_proc.computing.model.stages import model_parameters
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.torch_import import import_fake_tensors
@@ -54,7 +54,8 @@ class ShardWeights:
 
     def __init__(self, shard: Shard, placement: Placement):
         self._placement, self._num_ranks = placement, shard.num_ranks
-        self.parameters = {parameter.name: parameter for parameter in model_parameters(shard.whole)}
+        parameters = model_parameters(shard.whole, shard.layers)
+        self.parameters = {parameter.name: parameter for parameter in parameters}
         self.parts = {name: parameter.part(shard.rank, shard.num_ranks) for name, parameter in self.parameters.items()}
         self.weights: Weights = {}
         self.conversions = Conversions()
@@ -155,9 +156,10 @@ def load_weights(
     Tensors are read, and cast or packed, one at a time, so there is never a second copy. Raises `BootError` that names
     missing and misshaped tensors; unused tensors are only logged.
     """
+    shard_weights = ShardWeights(shard, placement)
     sources = _find_sources(shard, family, checkpoint)
     _log_unexpected(set(checkpoint.files) - set(sources), family)
-    shard_weights = ShardWeights(shard, placement)
+    sources = _sources_of(shard_weights.parameters, sources)
     wrong_shapes: list[str] = []
     missing_rows = _count_rows(sources)
     pieces: dict[str, dict[int, Rows]] = {}
@@ -194,6 +196,12 @@ Sources = Mapping[str, Sequence[Source]]
 """By the tensors' names in a checkpoint; a stack is the source of several parts of a parameter."""
 
 
+def _sources_of(targets: Collection[str], sources: Sources) -> Sources:
+    """Returns the sources of these parameters."""
+    own = {name: [each for each in of_name if each.target in targets] for name, of_name in sources.items()}
+    return {name: of_name for name, of_name in own.items() if of_name}
+
+
 def _stored_shape(tensor: StoredTensor, source: Source) -> tuple[int, ...]:
     """Returns the shape that the tensor of a source should have. Stacks of blocks are one matrix, others may be."""
     if source.stack is None:
@@ -221,12 +229,12 @@ def rows_of(name: str, tensor: StoredTensor, source: Source) -> Rows:
     rows = tensor.T if source.is_transposed else tensor
     if isinstance(rows, TransposedBlockRows):
         raise BootError(f"{name}: its blocks are of columns, and cannot be read as rows")
-    heads = source.interleaved_heads, source.num_interleaved
     if source.is_multiplied:
         return _multiply(name, rows, source.factors)
+    num_heads, num_interleaved = source.interleaved_heads, source.num_interleaved
     if isinstance(rows, BlockRows):
-        return replace(rows, blocks=with_whole_heads(rows.blocks, *heads))
-    return with_whole_heads(rows, *heads)
+        return replace(rows, blocks=with_whole_heads(rows.blocks, num_heads, num_interleaved))
+    return with_whole_heads(rows, num_heads, num_interleaved)
 
 
 def _multiply(name: str, rows: Rows, factors: RowFactors) -> Tensor:
@@ -301,7 +309,7 @@ def find_segments(shard: Shard, family: Family, checkpoint: "Checkpoint") -> Seg
 def most_bytes(shard: Shard, placement: Placement, segments: Segments) -> int:
     """Returns the maximum size of the weights in bytes, without quantization."""
     num_bytes = 0
-    for parameter in model_parameters(shard.whole):
+    for parameter in model_parameters(shard.whole, shard.layers):
         part = parameter.part(shard.rank, shard.num_ranks)
         weight_format = choose_format(parameter, part, placement, segments.get(parameter.name, ()))
         num_bytes += weight_format.num_bytes(part.shape, placement.dtype) + ALIGNMENT

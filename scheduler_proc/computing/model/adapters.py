@@ -92,7 +92,10 @@ class AdapterSlots:
         num_bytes = sum(part.nbytes for lora in self.linears.values() for part in (lora.a, lora.b))
         log.info(
             "LoRA: %d slots for adapters of rank %d or less, %.2f GiB in all (%.1f MiB each)",
-            *(num_slots, max_rank, num_bytes / 2**30, num_bytes / num_slots / 2**20),
+            num_slots,
+            max_rank,
+            num_bytes / 2**30,
+            num_bytes / num_slots / 2**20,
         )
 
     def place(self, slot: int, adapter: HostAdapter) -> None:

@@ -1,63 +1,36 @@
 """The forward pass of a transformer: of a decoder over the paged KV cache, or of an encoder.
 
-Shape legend: T tokens of the step, E embedding size, A values of all query heads, N tokens with logits, V vocabulary,
-S slots.
+Shape legend: T tokens of the step, E embedding size, N tokens with logits, V vocabulary, S slots.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from kernels.arguments.paged_kv import PagedKV
-from kernels.arguments.rows import RopeTables
 from kernels.arguments.state_rows import LayerState
 from kernels.operations.hidden_states import store_hidden
 from scheduler_proc.computing.model.adapters import Adapters
-from scheduler_proc.computing.model.blocks.embedding import Embedding, embedding_parameters
-from scheduler_proc.computing.model.blocks.head import Head, head_parameters
-from scheduler_proc.computing.model.blocks.layer import Layer, Stream, layer_parameters
-from scheduler_proc.computing.model.blocks.layer_inputs import LayerInputs, input_parameters
-from scheduler_proc.computing.model.blocks.mtp_inputs import mtp_parameters
-from scheduler_proc.computing.model.blocks.norm import Norm, norm_parameters
+from scheduler_proc.computing.model.blocks.head import Head
+from scheduler_proc.computing.model.blocks.norm import Norm
 from scheduler_proc.computing.model.blocks.pooler import DenseLayer, Pooler
-from scheduler_proc.computing.model.blocks.weights import Weights, pop_tensor
-from scheduler_proc.computing.model.description import LayerDescription, ModelDescription, RopeDescription
-from scheduler_proc.computing.model.parameters import Parameter
-from scheduler_proc.computing.model.position_biases import POSITION_BIAS, bias_parameters, spread_buckets
-from scheduler_proc.computing.model.rope_tables import make_rope_tables
+from scheduler_proc.computing.model.blocks.weights import Weights
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.span_rows import SpanRows
+from scheduler_proc.computing.model.stages import (
+    FINAL_NORM,
+    NO_STATES,
+    ComputeLayers,
+    EmbeddingStage,
+    HeadStage,
+    LayerKind,
+    LayerStage,
+)
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
 from scheduler_proc.computing.parallel import ALONE, ParallelGroup
-from scheduler_proc.computing.step.features.adapters import ADAPTERS
-from scheduler_proc.computing.step.features.placed_rows import PLACED_ROWS
 from scheduler_proc.computing.step.inputs import StepInputs
-from scheduler_proc.computing.step.rows import StepRows
-
-LayerKind = tuple[LayerDescription, tuple[str, ...]]
-"""A description and the formats of the weights: layers of one kind compute the same on different weights."""
-
-NO_STATES: Mapping[int, LayerState] = MappingProxyType({})
-
-ComputeLayers = Callable[[Callable[[int], None], Sequence[int]], None]
-"""Computes the layers with these indices, in order, with the given function for one layer."""
-
-
-def model_parameters(model: ModelDescription) -> list[Parameter]:
-    """Returns all parameters of the whole model, as declared by its blocks."""
-    layers = (layer_parameters(f"layers.{index}", layer, model.hidden_size) for index, layer in enumerate(model.layers))
-    return [
-        *embedding_parameters(model),
-        *input_parameters(model),
-        *(parameter for layer in layers for parameter in layer),
-        *norm_parameters("final_norm", model.final_norm),
-        *head_parameters(model),
-        *mtp_parameters(model),
-        *bias_parameters(model),
-        *(model.classifier.parameters(model.hidden_size) if model.classifier is not None else ()),
-    ]
 
 
 class Decoder(Protocol):
@@ -114,10 +87,9 @@ class Decoder(Protocol):
 
 
 class DescribedDecoder:
-    """The decoder of a description. It pops its weights from `weights`; `max_model_len` positions are supported.
+    """All stages of a description. It pops its weights from `weights`; `max_model_len` positions are supported.
 
-    With several ranks, `model` and `weights` are this rank's (`sharding.py`). Embedding and head are those of `shared`,
-    if given.
+    With several ranks, `model` and `weights` are this rank's (`sharding.py`).
     """
 
     def __init__(
@@ -126,49 +98,20 @@ class DescribedDecoder:
         weights: Weights,
         max_model_len: int,
         parallel: ParallelGroup = ALONE,
-        shared: "DescribedDecoder | None" = None,
         adapters: Adapters | None = None,
         dense: Sequence[DenseLayer] = (),
     ):
-        self.model = model
-        self.parallel = parallel
+        self.model, self.parallel, self.adapters = model, parallel, adapters
         self.num_weight_bytes = sum(weight.stored.nbytes for weight in weights.values())
-        self.adapters = adapters
-        self._final_norm = Norm("final_norm", model.final_norm, weights)
-        dtype = self.activation_dtype
-        self.embedding = Embedding(model, weights, parallel, dtype) if shared is None else shared.embedding
-        self._layer_inputs = LayerInputs(model, weights) if model.layer_inputs_size else None
-        device = self._final_norm.weight_E.device
-        tables: dict[tuple[RopeDescription | None, int], RopeTables | None] = {}
-        bias_HX = spread_buckets(pop_tensor(weights, POSITION_BIAS)) if model.num_buckets else None
-        self._layers: list[Layer] = []
-        self.layer_kinds: list[LayerKind] = []
-        for index, layer in enumerate(model.layers):
-            rope, head_dim = (layer.attention.rope, layer.attention.head_dim) if layer.attention else (None, 0)
-            if (rope, head_dim) not in tables:
-                tables[rope, head_dim] = rope and make_rope_tables(rope, head_dim, max_model_len, device)
-            names = [parameter.name for parameter in layer_parameters(f"layers.{index}", layer, model.hidden_size)]
-            formats = tuple(weights[name].format.name for name in names if name in weights)
-            self.layer_kinds.append((layer, formats))
-            self._layers.append(Layer(index, layer, weights, tables[rope, head_dim], parallel, bias_HX))
-        takes_spans = shared is None and parallel.size == 1 and not model.num_positions
-        self.span_rows = SpanRows(model.hidden_size, dtype, device) if takes_spans else None
+        norm = Norm(FINAL_NORM, model.final_norm, weights)
+        self.activation_dtype, device = norm.weight_E.dtype, norm.weight_E.device
+        self.embedding = EmbeddingStage(model, weights, parallel, self.activation_dtype, adapters)
+        self.span_rows = self.embedding.span_rows
+        self.layers = LayerStage(model, range(len(model.layers)), weights, max_model_len, parallel)
+        self.layer_kinds = self.layers.kinds
         self.pooler = Pooler(model.classifier, weights, dense, device) if model.classifier or dense else None
-        self._head = Head(model, weights, self.embedding.tokens_VE, parallel) if shared is None else shared._head
-
-    @property
-    def activation_dtype(self) -> torch.dtype:
-        return self._final_norm.weight_E.dtype
-
-    def logits(self, hidden_NE: Tensor, out_NV: Tensor | None = None, slots_N: Tensor | None = None) -> Tensor:
-        logits_NV = self._head(hidden_NE, out_NV)
-        if self.adapters is not None and slots_N is not None:
-            self.adapters.tables.score(hidden_NE, slots_N, logits_NV)
-        return logits_NV
-
-    def token_logits(self, hidden_NE: Tensor, ids_NL: Tensor) -> Tensor | None:
-        has_own = self.adapters is not None and self.adapters.tables
-        return None if has_own else self._head.token_logits(hidden_NE, ids_NL)
+        self.head = HeadStage(norm, Head(model, weights, self.embedding.block.tokens_VE, parallel), adapters)
+        self.logits, self.token_logits = self.head.logits, self.head.token_logits
 
     def forward(
         self,
@@ -180,61 +123,11 @@ class DescribedDecoder:
         hidden_SE: Tensor | None = None,
     ) -> Tensor:
         """Returns the final hidden states of `step.head_tokens`, [N, E]; keeps those of all tokens in `hidden_SE`."""
-        residual_TE = self.embedding(step, room.residual)
-        slots_T = step.view(ADAPTERS)
-        if self.adapters is not None and slots_T is not None:
-            self.adapters.tables.embed(step, slots_T, residual_TE)
-        placed_T = step.view(PLACED_ROWS)
-        if self.span_rows is not None and placed_T is not None:
-            self.span_rows.overwrite(residual_TE, placed_T)
-        hidden_TE = self.compute_layers(residual_TE, step, layer_caches, room, compute_middle, states)
+        stream = self.embedding.begin(step, room)
+        self.layers.apply(stream, layer_caches, compute_middle, states)
+        hidden_TE = self.head.end(stream)
         if self.model.mtp is None:
             return hidden_TE
         assert hidden_SE is not None
         store_hidden(hidden_TE, step.slots, hidden_SE)
         return hidden_TE if step.all_go_to_head else hidden_TE[step.head_tokens]
-
-    def compute_layers(
-        self,
-        residual_TE: Tensor,
-        step: StepInputs,
-        layer_caches: Mapping[int, PagedKV],
-        room: Activations,
-        compute_middle: ComputeLayers | None,
-        states: Mapping[int, LayerState] = NO_STATES,
-    ) -> Tensor:
-        """Returns the final hidden states of `step.head_tokens`, or of all tokens if they are kept, [N, E].
-
-        `compute_middle` gets the layers between the first one, the last one that stores anything, and the last one.
-        After the one that stores, only the head's tokens are computed, if `step.head_rows` are known.
-        """
-        lora = None if self.adapters is None or step.view(ADAPTERS) is None else self.adapters.slots.linears
-        rows = StepRows(step, lora=lora)
-        attended_TA = room.attended
-        if attended_TA is None:
-            attended_TA = residual_TE.new_empty(len(residual_TE), self.model.attended_size)
-        inputs = None if self._layer_inputs is None else self._layer_inputs(rows, residual_TE, room)
-        stream = Stream(residual_TE, None, attended_TA, room, rows, inputs)
-        last = len(self._layers) - 1
-        keeps_all = self.model.mtp is not None
-        narrow_at = last if step.head_rows is None or keeps_all else self.model.last_storing
-
-        def compute(index: int) -> None:
-            if index > narrow_at and not len(stream.residual):
-                return
-            is_narrow = index == narrow_at and not (keeps_all or step.all_go_to_head)
-            cache, state = layer_caches.get(index), states.get(index, ())
-            self._layers[index].apply(stream, cache, state, is_narrow=is_narrow)
-            if is_narrow and index < last:
-                stream.rows, stream.attended = rows.at_head(), stream.attended[: len(stream.residual)]
-
-        for first, end in ((0, narrow_at), (narrow_at, last), (last, last + 1)):
-            middle = range(first + 1, end)
-            if first < end:
-                compute(first)
-            if compute_middle is None or len(middle) < 2:
-                for index in middle:
-                    compute(index)
-            else:
-                compute_middle(compute, middle)
-        return self._final_norm(stream.residual, stream.update, stream.room.normed)

@@ -10,7 +10,6 @@ Shape legend: T tokens of the step, E embedding size, N tokens with logits, S sl
 from collections.abc import Mapping
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from kernels.arguments.paged_kv import PagedKV
@@ -18,36 +17,50 @@ from kernels.arguments.state_rows import LayerState
 from kernels.operations.hidden_states import store_hidden
 from scheduler_proc.computing.model.adapters import Adapters
 from scheduler_proc.computing.model.blocks.mtp_inputs import MtpInputs
+from scheduler_proc.computing.model.blocks.norm import Norm
 from scheduler_proc.computing.model.blocks.pooler import Pooler
 from scheduler_proc.computing.model.blocks.weights import Weights
-from scheduler_proc.computing.model.decoder import NO_STATES, ComputeLayers, DescribedDecoder
-from scheduler_proc.computing.model.description import MTP
+from scheduler_proc.computing.model.decoder import DescribedDecoder
+from scheduler_proc.computing.model.description import MTP, ModelDescription
+from scheduler_proc.computing.model.stages import (
+    FINAL_NORM,
+    NO_STATES,
+    ComputeLayers,
+    HeadStage,
+    LayerStage,
+    begin_stream,
+)
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
 from scheduler_proc.computing.step.features.kept_hidden import KEPT_HIDDEN
 from scheduler_proc.computing.step.inputs import StepInputs
+from scheduler_proc.computing.step.rows import StepRows
+
+
+def describe_mtp(main: ModelDescription) -> ModelDescription:
+    """Returns the head of `main`, which must have one, as a model of one layer."""
+    assert main.mtp is not None
+    return replace(main, layers=(main.mtp,), mtp=None)
 
 
 class MtpDecoder:
     """The head of `main`; it pops its weights. Embedding and head are the model's."""
 
     def __init__(self, main: DescribedDecoder, weights: Weights, max_model_len: int):
-        layer = main.model.mtp
-        assert layer is not None
         names = [name for name in weights if name.startswith(f"{MTP}.")]
         own = {name.removeprefix(f"{MTP}."): weights.pop(name) for name in names}
-        self.model = replace(main.model, layers=(layer,), mtp=None)
+        self.model = describe_mtp(main.model)
         self.parallel = main.parallel
         self.num_weight_bytes = 0  # the model has counted those of the head
         self.pooler: Pooler | None = None
         self.adapters: Adapters | None = None
+        self.activation_dtype = main.activation_dtype
+        self._embedding = main.embedding.block
         self.span_rows = None
         self._inputs = MtpInputs(main.model, own)
-        self._decoder = DescribedDecoder(self.model, own, max_model_len, main.parallel, shared=main)
-        self.layer_kinds, self.logits = self._decoder.layer_kinds, self._decoder.logits
-
-    @property
-    def activation_dtype(self) -> torch.dtype:
-        return self._decoder.activation_dtype
+        self._layers = LayerStage(self.model, range(1), own, max_model_len, main.parallel)
+        self.layer_kinds = self._layers.kinds
+        self.head = HeadStage(Norm(FINAL_NORM, main.model.final_norm, own), main.head.block)
+        self.logits, self.token_logits = self.head.logits, self.head.token_logits
 
     def forward(
         self,
@@ -62,8 +75,10 @@ class MtpDecoder:
         slots_N = step.view(KEPT_HIDDEN)
         assert hidden_SE is not None
         assert slots_N is not None
-        embedded_TE = self._decoder.embedding(step, room.normed)
+        embedded_TE = self._embedding(step, room.normed)
         residual_TE = self._inputs(step, embedded_TE, hidden_SE, room.residual)
-        hidden_NE = self._decoder.compute_layers(residual_TE, step, layer_caches, room, compute_middle)
+        stream = begin_stream(self.model, residual_TE, StepRows(step), room)
+        self._layers.apply(stream, layer_caches, compute_middle)
+        hidden_NE = self.head.end(stream)
         store_hidden(hidden_NE, slots_N if step.all_go_to_head else slots_N[step.head_tokens], hidden_SE)
         return hidden_NE

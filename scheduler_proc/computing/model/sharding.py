@@ -1,4 +1,4 @@
-"""The part of a model that each rank has (`--tensor-parallel`). Plain values, no torch."""
+"""The part of a model that each rank has (`--tensor-parallel`), or that a stage has. Plain values, no torch."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,11 +9,15 @@ from scheduler_proc.computing.model.description import LayerDescription, ModelDe
 
 @dataclass(frozen=True)
 class Shard:
-    """The part of the model `whole` that rank `rank` of `num_ranks` has. Raises `BootError` if it is not divisible."""
+    """The part of the model `whole` that rank `rank` of `num_ranks` has. Raises `BootError` if it is not divisible.
+
+    `layers`: only these have weights, and embedding and head if the first and the last layer have.
+    """
 
     whole: ModelDescription
     rank: int = 0
     num_ranks: int = 1
+    layers: range | None = None
 
     def __post_init__(self) -> None:
         for layer in self.whole.layers:

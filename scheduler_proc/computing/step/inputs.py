@@ -26,8 +26,8 @@ AttentionKind = tuple[int, int, int, int | None]
 
 NO_FEATURES = frozenset[str]()
 
-Role = Literal["main", "draft", "mtp"]
-"""What a model is for: the answers, drafts of their tokens, or, as a head of the main model, such drafts."""
+Role = str
+"""`main` serves; `draft`, a model with files of its own, or `mtp`, a head of the main one, drafts tokens for it."""
 
 
 class InputColumn(NamedTuple):

@@ -15,8 +15,8 @@ from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.state_rows import LayerState
 from scheduler_proc.computing.model.adapters import Adapters
 from scheduler_proc.computing.model.blocks.pooler import Pooler
-from scheduler_proc.computing.model.decoder import NO_STATES, ComputeLayers, LayerKind
 from scheduler_proc.computing.model.description import ModelDescription
+from scheduler_proc.computing.model.stages import NO_STATES, ComputeLayers, LayerKind
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
 from scheduler_proc.computing.parallel import ALONE
 from scheduler_proc.computing.step.inputs import StepInputs

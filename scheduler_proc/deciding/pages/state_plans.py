@@ -97,9 +97,9 @@ class StatePlanner(Resource):
         sources = array(INT32, [state.source for state in in_decode])
         if latest:
             sources = array(INT32, map(latest.get, rows.reqs, sources))
-        slots = array(INT32, [state.own for state in in_decode])
-        for row, (context_len, source) in enumerate(zip(rows.context_lens, sources, strict=True)):
-            if source != slots[row] or not (context_len + 1) % self._page_size:
+        slots, size = sources[:], self._page_size
+        for row, (context_len, source, state) in enumerate(zip(rows.context_lens, sources, in_decode, strict=True)):
+            if source != state.own or not (context_len + 1) % size:
                 req, num_tokens = rows.reqs[row], context_len + 1
                 slots[row], allocated = self._slot_in_decode(req, num_tokens)
                 moves[req] = StateMove([(num_tokens, slots[row])], allocated)
@@ -161,10 +161,10 @@ class StatePlanner(Resource):
 
     def _slot_in_decode(self, req: Req, num_tokens: int) -> tuple[int, list[int]]:
         """Returns the slot for the state after `num_tokens`: that of a checkpoint if they end a page, else its own."""
-        slot = None
         state = self._slots.rows[req.uid]
-        if self._cache.is_sharing and not num_tokens % self._page_size:
-            slot = self._slots.allocate_for_checkpoint(state.rolling_page)
+        if num_tokens % self._page_size or not self._cache.is_sharing:
+            return state.own, []
+        slot = self._slots.allocate_for_checkpoint(state.rolling_page)
         return (state.own, []) if slot is None else (slot, [slot])
 
     def _move_draft(self, chunk: Chunk, slots: list[int]) -> StateMove:

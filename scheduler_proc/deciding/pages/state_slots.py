@@ -161,9 +161,10 @@ class StateSlots(AttachedPool, Resource):
 
     def use(self, req: Req, page: int) -> None:
         """Lets `req` continue from the checkpoint of `page`."""
-        self.stop_using(req)
-        self._use((page,))
         row = self.rows[req.uid]
+        if row.page is not None:
+            self._unuse((row.page,), self._kept)
+        self._use((page,))
         row.page, row.source = page, self._attached[page]
 
     def stop_using(self, req: Req) -> None:

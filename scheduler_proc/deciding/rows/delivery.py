@@ -10,7 +10,6 @@ from messages.columns import INT32, INT64, pack_counts
 from messages.errors import ErrorInfo
 from messages.ring.replies import (
     NUM_CONTEXT_TOKENS,
-    NUM_PROMPT_END_TOKENS,
     DetokenizeMsg,
     FinishedRow,
     OpenStream,
@@ -29,7 +28,6 @@ def open_stream(message: UserMsg) -> OpenStream:
     """Returns the announcement of a request, with the part of its prompt that decoding needs."""
     params = message.sampling_params
     wants_prompt = params.echo or params.num_prompt_logprobs is not None
-    num_read = NUM_PROMPT_END_TOKENS if params.wants_prompt_end else NUM_CONTEXT_TOKENS
     return OpenStream(
         uid=message.uid,
         attempt=message.attempt,
@@ -38,12 +36,12 @@ def open_stream(message: UserMsg) -> OpenStream:
         skip_special_tokens=params.skip_special_tokens,
         output_ids=message.output_ids,
         num_chars_sent=message.num_chars_sent,
-        prompt_ids=message.input_ids if wants_prompt else message.input_ids[-4 * num_read :],
+        prompt_ids=message.input_ids if wants_prompt else message.input_ids[-4 * NUM_CONTEXT_TOKENS :],
         echo=params.echo,
         num_logprobs=params.num_logprobs,
         num_prompt_logprobs=params.num_prompt_logprobs,
         min_tokens=params.min_tokens,
-        wants_prompt_end=params.wants_prompt_end,
+        begins_in_thought=message.begins_in_thought,
     )
 
 

@@ -14,6 +14,8 @@ from extras.embeddings.pooled_requests import PooledCalls
 from extras.embeddings.rerank import RerankBody
 from extras.embeddings.scores import ScoreOptions, Scorer, Scoring, reads_pairs
 from frontend.api.answers.conversation import Conversations
+from frontend.extras import FrontendContext
+from frontend.http.field_names import UnknownFields
 from frontend.parsing.model_format import load_model_format
 from frontend.requests.generation import Generation
 from frontend.service import Service
@@ -46,7 +48,8 @@ def scorer_of(directory: Path, facts: PoolingFacts | None, template: str) -> tup
         config, facts=msgspec.structs.replace(config.facts, pooling=facts, tokenizer_dir=str(directory))
     )
     service = cast("Service", SimpleNamespace(config=config))
-    return Scorer(PooledCalls(service), Conversations(service, load_model_format(config)), config), config
+    context = cast("FrontendContext", SimpleNamespace(service=service, unknown=UnknownFields()))
+    return Scorer(PooledCalls(context), Conversations(service, load_model_format(config)), config), config
 
 
 def scores_of(scoring: Scoring, *results: Sequence[float]) -> list[float]:

@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from frontend.parsing.deltas import CallArguments, CallBroken, CallStart, Content, Delta, Deltas, Reasoning
+from frontend.parsing.formats import REASONING_FORMATS
 from frontend.parsing.parser import ResponseParser
 from frontend.parsing.regions import Format
+from tokenizer_proc.thoughts import place_of
 
 
 class Reading(NamedTuple):
@@ -60,7 +62,9 @@ def read(
     is_cut: bool = False,
 ) -> Reading:
     """Reads `text`, cut at `cuts`."""
-    parser = ResponseParser(format, tools, prompt_end, deltas=Deltas(is_streamed=is_streamed))
+    thoughts = [entry.thought for entry in REASONING_FORMATS.values() if entry.thought and format.has_reasoning]
+    begun = next((each.begin for each in thoughts if place_of(prompt_end, each) == "inside"), "")
+    parser = ResponseParser(format, tools, begun, deltas=Deltas(is_streamed=is_streamed))
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     deltas = [delta for start, end in itertools.pairwise(places) for delta in parser.feed(text[start:end])]
     return add_up([*deltas, *parser.finish(is_cut=is_cut)])

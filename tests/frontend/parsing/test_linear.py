@@ -21,7 +21,7 @@ from frontend.parsing.parser import ResponseParser
 from frontend.parsing.regions import Format
 from tests.frontend.parsing.recorded import TOOLS
 
-NUM_CHARS = 800
+NUM_CHARS = 400
 TOKEN_CHARS = 5
 MAX_GROWTH = 4.6
 """Times the work of a text that is four times as long."""
@@ -128,9 +128,11 @@ def test_text_is_not_copied_with_each_token(name: str):
 
     for kind in ("spaces", "a string", "an argument", "a call in a thought"):
         begin, unit = answers(name)[kind]
-        texts = [begin + unit * (num // len(unit)) for num in (50_000, 200_000)]
-        growth = min(min(seconds(texts[1]) for _ in range(2)) / seconds(texts[0]) for _ in range(3))
-        assert growth < 7, (kind, growth)
+        short, long = (begin + unit * (num // len(unit)) for num in (12_500, 200_000))
+        growths: list[float] = []
+        while len(growths) < 5 and min(growths, default=100) >= 25:  # other programs may have been in the way
+            growths.append(seconds(long) / min(seconds(short) for _ in range(2)))
+        assert min(growths) < 25, (kind, growths)
 
 
 def test_the_input_of_a_custom_tool(monkeypatch: pytest.MonkeyPatch):
@@ -155,5 +157,5 @@ def test_loose_json(unit: str, is_cut: bool, monkeypatch: pytest.MonkeyPatch):
     texts = ["{" + unit * (num // len(unit)) for num in (4 * NUM_CHARS, 16 * NUM_CHARS)]
     assert work.of(lambda: read(texts[1])) <= MAX_GROWTH * work.of(lambda: read(texts[0])) + 100
     began_s = time.thread_time()
-    read("{" + unit * (400_000 // len(unit)))
-    assert time.thread_time() - began_s < 5
+    read("{" + unit * (100_000 // len(unit)))
+    assert time.thread_time() - began_s < 1.5

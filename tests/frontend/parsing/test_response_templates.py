@@ -176,21 +176,6 @@ def test_a_list_of_calls_and_keys_of_other_names():
         assert (got.content, got.values) == ("Yes.", expected.values)
 
 
-def test_lines_of_keys_and_values():
-    field = {
-        "open_pattern": r"CALL (?P<name>\w+)\n",
-        "close": "END",
-        "content": "kv-lines",
-        "content_args": {"value_parser": {"name": "json", "args": {"allow_non_json": True}}},
-        "transform": {"function": {"name": "{name}", "arguments": "{content}"}},
-    }
-    template = {"start_anchor": "A:", "fields": {"content": {}, "tool_calls": {**field, "repeats": True}}}
-    text = "CALL get_weather\ncity: Rome\ndays: 3\nENDCALL now\nEND"
-    expected = by_transformers(text, template, "")
-    assert read(read_template(template), text, {}, cuts=range(9)).values == expected.values
-    assert expected.values == (("get_weather", {"city": "Rome", "days": 3}), ("now", {}))
-
-
 @pytest.mark.parametrize(
     ("template", "fragment"),
     [
@@ -206,6 +191,8 @@ def test_lines_of_keys_and_values():
         ({"fields": {"content": {"open": "x", "open_pattern": "x"}}}, "either"),
         ({"fields": {"content": {"close_pattern": "("}}}, "not a regular expression"),
         ({"fields": {"content": {"content": "yaml"}}}, "yaml"),
+        ({"fields": {"tool_calls": {"open": "x", "content": "kv-lines"}}}, "kv-lines"),
+        ({"fields": {"tool_calls": {"open": "x", "content": "json", "content_args": {"value_parser": {}}}}}, "value_p"),
         ({"fields": {"content": {}, "thinking": {}}}, "more than one"),
         ({"fields": {"content": {"open": "x"}, "tool_calls": {"close": "x"}}}, "opening"),
     ],

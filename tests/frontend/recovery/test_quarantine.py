@@ -41,7 +41,7 @@ def test_suspects_run_one_at_a_time_until_each_is_cleared():
     first.add([1], "a")
     assert quarantine.next_suspect() is second
     second.next_attempt()
-    second.finish(final(second.message, finish_reason="abort"))
+    second.is_open = False
     assert quarantine.next_suspect() is third
     assert held(quarantine, requests) == []
 
@@ -78,25 +78,23 @@ def test_a_suspect_that_has_ended_is_passed_over():
     quarantine, requests = Quarantine(8), make(2)
     die(quarantine, requests)
     die(quarantine, requests)
-    requests[0].finish(final(requests[0].message))
+    requests[0].is_open = False
     assert quarantine.next_suspect() is requests[1]
     assert len(quarantine) == 0
 
 
-def test_what_is_left_of_a_suspect_takes_its_turn():
+def test_a_suspect_that_has_ended_for_its_client_takes_its_turn():
     quarantine, requests = Quarantine(8), make(2)
     first, second = requests
     die(quarantine, requests)
     die(quarantine, requests)
-    remnants = [first.make_remnant(), second.make_remnant()]
-    quarantine.replace(remnants[1])
+    second.finish(final(second.message, finish_reason="timeout"))
     assert quarantine.next_suspect() is first
-    quarantine.replace(remnants[0])
     first.finish(final(first.message, finish_reason="timeout"))
     assert quarantine.next_suspect() is None
-    remnants[0].finish(final(first.message))
-    assert quarantine.next_suspect() is remnants[1]
-    assert not remnants[1].has_listener
+    first.is_open = False
+    assert quarantine.next_suspect() is second
+    assert second.is_unread
 
 
 def test_a_token_between_two_deaths_counts_also_when_a_later_attempt_had_none():

@@ -11,10 +11,8 @@ from messages.ring.requests import SamplingParams, Stamps, TokenizeMsg
 from tests.frontend.frontend_run import FrontendRun, final, make_config, step, table, wait_until
 
 
-def make(deadline_in_s: float | None) -> Generation:
-    generation = Generation(TokenizeMsg(5, 0, "a", b"", SamplingParams(8), Stamps()), "id")
-    generation.deadline_s = None if deadline_in_s is None else time.monotonic() + deadline_in_s
-    return generation
+def make() -> Generation:
+    return Generation(TokenizeMsg(5, 0, "a", b"", SamplingParams(8), Stamps()), "id")
 
 
 def test_first_the_ring_is_asked_and_then_it_is_ended_here():
@@ -23,8 +21,7 @@ def test_first_the_ring_is_asked_and_then_it_is_ended_here():
     async def run() -> None:
         done = asyncio.Event()
         watch = Deadlines(lambda _: events.append("abort"), lambda _: (events.append("end"), done.set()))
-        watch.watch(make(-1.0))
-        watch.watch(make(None))
+        watch.watch(make(), time.monotonic() - 1.0)
         assert len(watch) == 1
         async with asyncio.timeout(deadlines.ANSWER_TIMEOUT_S + 10):
             await done.wait()
@@ -39,11 +36,11 @@ def test_a_request_that_has_ended_is_left_alone():
 
     async def run() -> None:
         watch = Deadlines(events.append, events.append)
-        early, far = make(0.0), make(1e300)
-        watch.watch(early)
+        early, far = make(), make()
+        watch.watch(early, time.monotonic())
         watch.forget(early)
         watch.forget(early)
-        watch.watch(far)
+        watch.watch(far, 1e300)
         await asyncio.sleep(0)
         assert len(watch) == 1
         watch.forget(far)

@@ -139,10 +139,10 @@ def test_an_attempt_that_is_to_end_at_once_may_have_no_more_tokens():
 
 
 def test_prompt_logprobs_are_told_once_and_never_by_an_attempt_that_is_to_end_at_once():
-    params = SamplingParams(8, num_prompt_logprobs=2, num_logprobs=1, echo=True, wants_prompt_end=True)
+    params = SamplingParams(8, num_prompt_logprobs=2, num_logprobs=1, echo=True)
     generation = Generation(msgspec.structs.replace(MESSAGE, sampling_params=params), "id")
     assert generation.next_attempt().sampling_params == params
-    told = msgspec.structs.replace(params, num_prompt_logprobs=None, echo=False, wants_prompt_end=False)
+    told = msgspec.structs.replace(params, num_prompt_logprobs=None, echo=False)
     assert generation.next_attempt(ends_at_once=True).sampling_params == msgspec.structs.replace(told, max_tokens=0)
     generation.add_prompt(PromptReply(7, 2, "hi"))
     assert generation.next_attempt().sampling_params == told

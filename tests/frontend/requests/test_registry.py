@@ -8,7 +8,7 @@ from frontend.requests.generation import Generation
 from frontend.requests.registry import Registry
 from messages.columns import pack_int32, pack_int64
 from messages.errors import ErrorInfo
-from messages.ring.replies import PromptReply, StepReplies
+from messages.ring.replies import PromptReply, StepReplies, UserReply
 from messages.ring.requests import SamplingParams, Stamps, TokenizeMsg
 from tests.frontend.frontend_run import final, position_logprobs, step
 
@@ -22,8 +22,8 @@ class Opened:
         self.registry = Registry(uid_block=3, on_end=self._count, on_step=self._count_rows)
         self.generations = [self._open(attempt) for _ in range(num)]
 
-    def _count(self, generation: Generation) -> None:
-        assert generation.final is not None
+    def _count(self, generation: Generation, final: UserReply) -> None:
+        assert generation.final is final
         self.num_ended += 1
 
     def _count_rows(self, message: StepReplies, now_ns: int, num_rows_after: dict[int, int]) -> None:
@@ -37,9 +37,24 @@ class Opened:
 
 
 def test_uids_differ_between_incarnations_and_fit_json():
-    uids = [Registry(incarnation, lambda _: None, lambda *_: None).next_uid() for incarnation in (1, 2, 2**20)]
+    uids = [Registry(incarnation, lambda *_: None, lambda *_: None).next_uid() for incarnation in (1, 2, 2**20)]
     assert len(set(uids)) == 3
     assert all(uid < 2**53 for uid in uids)
+
+
+def test_what_arrives_after_an_end_for_the_client_only_ends_it_in_the_ring():
+    ends: list[UserReply] = []
+    registry = Registry(3, lambda _, reply: ends.append(reply), lambda *_: None)
+    generation = Generation(TokenizeMsg(registry.next_uid(), 0, "hi", b"", SamplingParams(8), Stamps()), "id")
+    registry.add(generation)
+    registry.receive(step([(generation.message, 1, "a")]))
+    generation.finish(final(generation.message, finish_reason="timeout"))
+    registry.receive(step([(generation.message, 2, "late")]))
+    assert (generation.is_open, generation.pop_all(), ends) == (True, ("a", [1]), [])
+    last = final(generation.message, "more", (3,))
+    registry.receive(step(finals=(last,)))
+    assert (generation.is_open, generation.ended.finish_reason, ends) == (False, "timeout", [last])
+    assert generation.output_ids.tolist() == [1]
 
 
 def test_a_step_reaches_each_of_its_rows():

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from kernels.arguments.block_rows import Segment
-from kernels.arguments.packed_blocks import FORMS, PackedBlocks, packed_bytes
+from kernels.arguments.packed_blocks import PackedBlocks, packed_bytes
+from kernels.arguments.packed_forms import FORMS
 from kernels.arguments.routes import Routing
 from kernels.arguments.rows import HeadNorms, PrefillRows, RopeTables
 from kernels.cpu.build import built_isas
@@ -23,7 +24,7 @@ from kernels.formats.packed_fp8 import PackedFp8Format
 from kernels.formats.plain import PlainWeight
 from kernels.formats.quantized import QUANTIZED
 from kernels.operations.apply_bitmask import apply_bitmask
-from kernels.operations.block_linear import block_linear, look_up_rows, pack_block_rows, quantize_blocks
+from kernels.operations.block_linear import block_linear, look_up_rows, pack_block_rows
 from kernels.operations.experts import combine_experts, gather_rows, route_tokens
 from kernels.operations.gated_delta import gated_delta
 from kernels.operations.gated_norm import gated_norm
@@ -35,7 +36,7 @@ from kernels.operations.mamba_scan import mamba_scan
 from kernels.operations.packed_linear import pack, packed_linear
 from kernels.operations.paged_decode import paged_decode
 from kernels.operations.paged_prefill import paged_prefill
-from kernels.operations.quantized_linear import quantize, quantized_linear
+from kernels.operations.quantize import quantize
 from kernels.operations.relu_squared import relu_squared
 from kernels.operations.rescale import rescale
 from kernels.operations.rms_norm import rms_norm
@@ -100,9 +101,9 @@ def store(shape: Shape, dtype: torch.dtype) -> None:
 def replay(size: int, dtype: torch.dtype) -> None:
     ids, tables = torch.arange(40, dtype=torch.int32), torch.randn(2, 40, size).to(dtype)
     table, positions = PlainWeight(tables[0]), tables[1]
-    weight, bits = torch.ones(size, dtype=dtype), quantize(torch.randn(70, size).to(dtype))
+    weight, bits = torch.ones(size, dtype=dtype), quantize(torch.randn(70, size).to(dtype), 8)
     out, calls, _ = capture_calls(
-        lambda: quantized_linear(rms_norm(embed(ids, ids, table, positions), weight, 1e-5), bits, None)
+        lambda: block_linear(rms_norm(embed(ids, ids, table, positions), weight, 1e-5), bits, None)
     )
     expected = out.clone()
     assert calls is not None
@@ -142,8 +143,8 @@ def multiply(num_tokens: int, num_inputs: int, dtype: torch.dtype) -> None:
     out = packed_linear(x, pack(weight), torch.randn(70).to(dtype), 70, "tanh")
     assert bool(out.isfinite().all())
     bias = torch.randn(70).to(dtype)
-    assert bool(quantized_linear(x, quantize(weight), bias, "tanh").isfinite().all())
-    assert bool(block_linear(x, quantize_blocks(weight), bias, "tanh").isfinite().all())
+    for bits in (8, 4):
+        assert bool(block_linear(x, quantize(weight, bits), bias, "tanh").isfinite().all())
     if dtype == torch.bfloat16:
         floats = PackedFp8Format(32).allocate((70, num_inputs), dtype, x.device)
         floats.set_rows(0, plausible_rows("F8_32", 70, num_inputs))
@@ -152,7 +153,7 @@ def multiply(num_tokens: int, num_inputs: int, dtype: torch.dtype) -> None:
 
 
 def multiply_blocks(num_tokens: int, dtype: torch.dtype) -> None:
-    for form in FORMS.keys() - {"int4"}:
+    for form in FORMS.keys() - {"int4", "int8"}:
         segments = ((form, 33), ("Q8_0", 3))
         weight = PackedBlocks(torch.empty(packed_bytes(segments, 768), dtype=torch.uint8), segments, 768)
         for index, (name, num_outputs) in enumerate(segments):

@@ -1,7 +1,5 @@
-import ctypes
 import logging
 import os
-import re
 import shlex
 import shutil
 import stat
@@ -15,9 +13,8 @@ import torch
 
 from kernels.cpu import build as build_module
 from kernels.cpu import library as library_module
-from kernels.cpu.attention_arguments import AttentionArguments
+from kernels.cpu.arguments import STRUCTURES
 from kernels.cpu.build import (
-    SOURCE,
     BuildError,
     build,
     build_kept,
@@ -173,7 +170,10 @@ def copy_for_setup(copy: Path) -> Path:
     """Returns a checkout of what setup.py needs to build the kernels."""
     for name in (
         "kernels/cpu/source",
+        "kernels/arguments",
+        "kernels/cpu/arguments.py",
         "kernels/cpu/build.py",
+        "kernels/cpu/headers.py",
         "kernels/cpu/__init__.py",
         "kernels/__init__.py",
         "sluice",
@@ -244,7 +244,7 @@ def test_where_nothing_can_be_kept_they_are_built_for_this_start(
     kernel = find_kernel("gelu", FLOATS.dtype)
     assert kernel is not None
     x, out = torch.ones(1, 3), torch.zeros(1, 3)
-    kernel(x.data_ptr(), out.data_ptr(), 1, 3, 0)
+    kernel.run(kernel.arguments(x=x.data_ptr(), out=out.data_ptr(), num_tokens=1, size=3))
     assert out[0].tolist() == pytest.approx([0.8412] * 3, abs=1e-3)
     assert list((tmp_path / "scratch").iterdir()) == []
 
@@ -267,35 +267,17 @@ def test_torchs_threads_are_found() -> None:
 
 
 @pytest.mark.usefixtures("compiler")
-def test_every_listed_kernel_is_there_and_those_of_forward_passes_can_be_captured() -> None:
+def test_every_declared_kernel_is_there() -> None:
     isa = library_module.use_library(built_library())
     packed = {"pack_linear", "packed_linear"}
-    loaded = library_module._loaded
+    loaded = library_module._kernels
     float32_alone = {"apply_bitmask", "pack_blocks", "sample"}
     for dtype, missing in ((torch.float32, {"fp8_linear"}), (torch.bfloat16, float32_alone)):
         if isa == "portable":
             missing = missing | packed
         if isa not in ("avx512", "amx"):
             missing = missing | {"fp8_linear"}
-        assert {name for name, of in loaded if of == dtype} == set(library_module.SIGNATURES) - missing
-    eager = {"quantize", "sum_magnitudes", "greedy", "pack_linear", *float32_alone}
-    assert {name for (name, _), kernel in loaded.items() if kernel.captured_address is None} <= eager
-    assert not any(kernel.captured_address for (name, _), kernel in loaded.items() if name in eager)
-
-
-def test_the_arguments_of_attention_are_those_of_the_c_kernels() -> None:
-    """Name by name, in the same order, and each one word."""
-    header = (SOURCE / "attention_arguments.h").read_text(encoding="ascii")
-    struct = header.partition("typedef struct {")[2].partition("} attention_arguments;")[0]
-    without_comments = re.sub(r"/\*.*?\*/", "", struct, flags=re.DOTALL)
-    kinds = {"int64_t": ctypes.c_int64, "double": ctypes.c_double}
-    declared = [
-        (name.strip(" *"), ctypes.c_void_p if "*" in name else kinds[kind])
-        for kind, names in re.findall(r"(?:const )?(\w+) ([^;]+);", without_comments)
-        for name in names.split(",")
-    ]
-    assert declared == list(AttentionArguments._fields_)
-    assert ctypes.sizeof(AttentionArguments) == 8 * len(declared)
+        assert {name for name, of in loaded if of == dtype} == set(STRUCTURES) - missing
 
 
 def test_what_another_user_owns_is_not_loaded(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

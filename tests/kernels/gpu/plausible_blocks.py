@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from kernels.arguments.block_rows import FLOAT_FORMS, FORMS, INTEGER_FORMS, BlockRows
+from kernels.arguments.block_forms import FLOAT_FORMS, FORMS, INTEGER_FORMS
+from kernels.arguments.block_rows import BlockRows
 from kernels.arguments.code_planes import CodePlanes
 from kernels.operations.code_planes import num_plane_bytes, set_planes, view_planes
 from tests.kernels.operations.block_forms import random_blocks
@@ -13,14 +14,13 @@ NAN_CODE = 0x7F
 
 
 def plausible_rows(form: str, num_outputs: int, num_inputs: int) -> BlockRows:
-    _, num_bytes, halves = FORMS[form]
-    blocks = random_blocks(form, num_outputs, num_inputs, seed=num_inputs).view(-1, num_bytes)
+    blocks = random_blocks(form, num_outputs, num_inputs, seed=num_inputs).view(-1, FORMS[form].num_bytes)
     generator = torch.Generator().manual_seed(len(blocks))
 
     def draw(dtype: torch.dtype) -> Tensor:
         return (0.01 * torch.randn(len(blocks), 1, generator=generator)).to(dtype).view(torch.uint8)
 
-    for first_byte in halves:
+    for first_byte in FORMS[form].halves:
         blocks[:, first_byte : first_byte + 2] = draw(torch.float16)
     match form:
         case "MXFP4":

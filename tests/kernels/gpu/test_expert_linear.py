@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.arguments.block_rows import FORMS, BlockRows
+from kernels.arguments.block_forms import FORMS
+from kernels.arguments.block_rows import BlockRows
 from kernels.arguments.routes import Routes, Routing
 from kernels.gpu import expert_plain_linear as module
 from kernels.operations.dequantize_blocks import dequantize_blocks_reference

@@ -5,7 +5,8 @@ from collections import Counter
 import pytest
 import torch
 
-from kernels.arguments.block_rows import FORMS, BlockRows
+from kernels.arguments.block_forms import FORMS
+from kernels.arguments.block_rows import BlockRows
 from kernels.gpu.look_up_planes import dequantize_slice
 from kernels.operations.dequantize_blocks import dequantize_blocks_reference
 from kernels.operations.planes_linear import look_up_planes

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kernels.arguments.block_rows import FORMS, GGUF_FORMS
+from kernels.arguments.block_forms import FORMS, GGUF_FORMS
 
 GOLDEN = Path(__file__).with_name("block_forms.safetensors")
 NUM_VALUES = 256
@@ -19,9 +19,9 @@ NUM_VALUES = 256
 def random_blocks(form: str, num_rows: int, num_inputs: int, seed: int) -> Tensor:
     """Returns rows of random bytes [O, bytes of a row]; all float16 numbers of theirs are finite."""
     generator = torch.Generator().manual_seed(seed)
-    num_values, num_bytes, halves = FORMS[form]
-    blocks = torch.randint(256, (num_rows * num_inputs // num_values, num_bytes), generator=generator).to(torch.uint8)
-    for first_byte in halves:
+    shape = num_rows * num_inputs // FORMS[form].num_values, FORMS[form].num_bytes
+    blocks = torch.randint(256, shape, generator=generator).to(torch.uint8)
+    for first_byte in FORMS[form].halves:
         blocks[:, first_byte + 1] &= 0b10111011  # the exponent is not all ones
     return blocks.view(num_rows, -1)
 

@@ -6,9 +6,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from kernels.arguments.block_rows import FORMS as FILE_SIZES
-from kernels.arguments.block_rows import INTEGER_FORMS, BlockRows
-from kernels.arguments.packed_blocks import FORMS, PackedBlocks, packed_bytes
+from kernels.arguments.block_forms import FORMS as FILE_SIZES
+from kernels.arguments.block_forms import INTEGER_FORMS
+from kernels.arguments.block_rows import BlockRows
+from kernels.arguments.packed_blocks import PackedBlocks, packed_bytes
+from kernels.arguments.packed_forms import FORMS
 from kernels.cpu.capture import capture_calls
 from kernels.operations.block_linear import (
     block_linear,
@@ -21,7 +23,7 @@ from kernels.operations.dequantize_blocks import dequantize_blocks_reference
 from tests.kernels.gpu.plausible_blocks import plausible_rows
 from tests.kernels.operations.block_forms import GOLDEN, random_blocks
 
-FILE_FORMS = [name for name in FORMS if name != "int4"]
+FILE_FORMS = [name for name in FORMS if name in FILE_SIZES]
 DTYPES = [torch.float32, torch.bfloat16]
 MIXTURES = [(("Q4_K", 70), ("Q6_K", 33)), (("Q5_0", 1), ("Q8_0", 64), ("IQ4_NL", 40)), (("Q4_1", 100),)]
 
@@ -144,8 +146,8 @@ def test_the_largest_codes_do_not_overflow() -> None:
         blocks = plausible_rows(form, 32, 256)
         for byte in (0, 255):
             rows = BlockRows(torch.full_like(blocks.blocks, byte), form, 256)
-            units = rows.blocks.view(32 * 256 // FORMS[form].unit_inputs, -1)
-            for begin in {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "MXFP4": ()}.get(form, (0, 2)):
+            units = rows.blocks.view(32 * 256 // FILE_SIZES[form].num_values, -1)
+            for begin in FILE_SIZES[form].halves or (0, 2):
                 units[:, begin : begin + 2] = torch.tensor([0, 0x3C], dtype=torch.uint8)  # 1
             if form == "MXFP4":
                 units[:, 0] = 120
@@ -171,7 +173,9 @@ def test_calls_can_be_captured() -> None:
 @pytest.mark.parametrize("form", FILE_FORMS)
 def test_packed_blocks_are_about_as_large_as_the_file(form: str) -> None:
     rows = plausible_rows(form, 64, 1024)
-    most = {"Q2_K": 2.0, "Q3_K": 1.4}.get(form, 1.03)
+    codes = FILE_SIZES[form].codes
+    num_bits = codes.low.num_bits + (0 if codes.high is None else codes.high.num_bits)
+    most = 1.03 if num_bits >= 4 else 4.2 / num_bits  # codes take 4 bits at least
     assert packed_bytes(((form, 64),), 1024) <= most * rows.blocks.nbytes
 
 

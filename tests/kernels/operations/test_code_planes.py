@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.arguments.block_rows import FORMS, GGUF_FORMS, BlockRows
+from kernels.arguments.block_forms import FORMS, GGUF_FORMS
+from kernels.arguments.block_rows import BlockRows
 from kernels.operations import code_planes
 from kernels.operations.code_planes import dequantize_planes, take_outputs
 from kernels.operations.dequantize_blocks import dequantize_blocks_reference

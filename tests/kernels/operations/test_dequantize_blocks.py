@@ -3,7 +3,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from kernels.arguments.block_rows import FORMS, GGUF_FORMS, BlockRows
+from kernels.arguments.block_forms import FORMS, GGUF_FORMS
+from kernels.arguments.block_rows import BlockRows
 from kernels.operations.dequantize_blocks import dequantize_blocks_reference, has_finite_scales
 from tests.kernels.operations.block_forms import GOLDEN, gguf_values, random_blocks
 

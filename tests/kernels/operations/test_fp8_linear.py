@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kernels.arguments.block_rows import FLOAT_FORMS, FORMS, Segment
+from kernels.arguments.block_forms import FLOAT_FORMS, FORMS
+from kernels.arguments.block_rows import Segment
 from kernels.cpu.library import find_kernel
 from kernels.formats.packed_fp8 import PACKED_FP8, PackedFp8Weight, find_packed_fp8
 from kernels.operations.dequantize_blocks import dequantize_blocks

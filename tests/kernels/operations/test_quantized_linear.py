@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.operations.block_linear import STEPS, block_linear, block_linear_reference, unpack
-from kernels.operations.quantize import quantize, quantize_reference, sum_magnitudes
+from kernels.operations.quantize import Bits, quantize, quantize_reference, sum_magnitudes
 
 DTYPES = [torch.float32, torch.bfloat16]
 SIZES = [(64, 32), (100, 70), (33, 1), (1100, 33)]
@@ -35,15 +35,16 @@ def no_clean_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", poisoned)
 
 
+@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.usefixtures("no_clean_memory")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("num_tokens", "num_inputs", "num_outputs"),
     [(1, 64, 32), (1, 1100, 70), (2, 100, 33), (3, 100, 70), (4, 33, 1), (5, 600, 33), (13, 100, 70), (70, 1100, 33)],
 )
-def test_it_is_the_product(dtype: torch.dtype, num_tokens: int, num_inputs: int, num_outputs: int) -> None:
+def test_it_is_the_product(dtype: torch.dtype, num_tokens: int, num_inputs: int, num_outputs: int, bits: Bits) -> None:
     x, weight, bias = make_case(num_tokens, num_inputs, num_outputs, dtype)
-    quantized = quantize(weight, 8)
+    quantized = quantize(weight, bits)
     activations: list[Literal["tanh"] | None] = [None, "tanh"]
     for added, activation in zip((bias, None), activations, strict=True):
         expected = block_linear_reference(x, quantized, added, activation)
@@ -53,22 +54,24 @@ def test_it_is_the_product(dtype: torch.dtype, num_tokens: int, num_inputs: int,
         assert distance(got, expected) < {4: 1e-3, 2: 5e-3}[dtype.itemsize]
 
 
-def test_it_is_near_the_product_of_the_real_weight() -> None:
+@pytest.mark.parametrize("bits", [8, 4])
+def test_it_is_near_the_product_of_the_real_weight(bits: Bits) -> None:
     x, weight, bias = make_case(20, 512, 70, torch.float32)
-    got = block_linear(x, quantize(weight, 8), bias)
-    assert distance(got, x @ weight.T + bias) < 0.02
+    got = block_linear(x, quantize(weight, bits), bias)
+    assert distance(got, x @ weight.T + bias) < {8: 0.02, 4: 0.1}[bits]
 
 
+@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(64, 33), (1100, 64)])
 @pytest.mark.parametrize("is_behind_gelu", [False, True])
 def test_a_row_is_the_same_bits_in_any_batch(
-    backend: str, num_inputs: int, num_outputs: int, is_behind_gelu: bool
+    backend: str, num_inputs: int, num_outputs: int, is_behind_gelu: bool, bits: Bits
 ) -> None:
     if backend == "torch":
         pytest.skip("torch chooses another order for another number of rows")
     x, weight, bias = make_case(270, num_inputs, num_outputs, torch.bfloat16)
     x = functional.gelu(x) if is_behind_gelu else x
-    quantized = quantize(weight, 8)
+    quantized = quantize(weight, bits)
     together = block_linear(x, quantized, bias)
     each_size_of_tile = ((20, 20 + num_rows) for num_rows in range(1, 16))
     for begin, end in (*each_size_of_tile, (16, 33), (33, 70), (255, 270)):
@@ -122,27 +125,28 @@ def test_parts_of_the_inputs_add_up(backend: str, num_tokens: int) -> None:
     codes = [quantize(weight[:, part].contiguous(), 8, largest_O) for part in parts]
     assert torch.equal(torch.cat([unpack(one) for one in codes], dim=1), unpack(quantize(weight, 8)))
     products = [
-        block_linear(x[:, part].contiguous(), one, None, mean_T=mean_T)
-        for part, one in zip(parts, codes, strict=True)
+        block_linear(x[:, part].contiguous(), one, None, mean_T=mean_T) for part, one in zip(parts, codes, strict=True)
     ]
     assert distance(torch.stack(products).sum(0), block_linear(x, quantize(weight, 8), None)) < 1e-5
     assert backend == "torch" or torch.equal(sum_magnitudes(x[-1:]), sum_magnitudes(x)[-1:])
 
 
+@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("num_tokens", [9, 40])
-def test_what_is_not_finite_stays_in_its_row(bad: float, num_tokens: int) -> None:
+def test_what_is_not_finite_stays_in_its_row(bad: float, num_tokens: int, bits: Bits) -> None:
     x, weight, _ = make_case(num_tokens, 100, 40, torch.bfloat16)
     x[3, 77] = bad
-    out = block_linear(x, quantize(weight, 8), None)
+    out = block_linear(x, quantize(weight, bits), None)
     assert out.isnan().any(dim=1).nonzero().flatten().tolist() == [3]
 
 
-def test_zeros_and_tiny_numbers() -> None:
+@pytest.mark.parametrize("bits", [8, 4])
+def test_zeros_and_tiny_numbers(bits: Bits) -> None:
     x, weight, bias = make_case(3, 100, 40, torch.float32)
     x[0], x[1] = 0, 1e-38
     weight[:7] = 0
-    out = block_linear(x, quantize(weight, 8), bias)
+    out = block_linear(x, quantize(weight, bits), bias)
     torch.testing.assert_close(out[:2], bias.expand(2, -1))
     assert torch.equal(out[2, :7], bias[:7])
 
@@ -153,31 +157,38 @@ def test_rows_that_are_not_neighbours_in_memory() -> None:
     assert distance(block_linear(x[::2], quantized, bias), block_linear(x[::2].clone(), quantized, bias)) < 1e-3
 
 
+@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_weight_is_near_itself(dtype: torch.dtype) -> None:
+def test_a_weight_is_near_itself(dtype: torch.dtype, bits: Bits) -> None:
     _, weight, _ = make_case(1, 100, 70, dtype)
-    near = unpack(quantize(weight, 8))
+    near = unpack(quantize(weight, bits))
     assert near.shape == weight.shape
     largest = weight.float().abs().max()
-    # A step is the largest of a row over 127.
-    assert float((near - weight.float()).abs().max()) <= float(largest) / 240
+    # With 8 bits a step is the largest of a row over 127. With 4 bits it is the largest of a group over 8: half of it
+    # is lost, or all where the largest has no counterpart.
+    assert float((near - weight.float()).abs().max()) <= float(largest) / {8: 240, 4: 7.5}[bits]
 
 
-def test_codes_come_back() -> None:
-    """Every code at every place, with a scale of 1 that 127 fixes."""
-    weight = torch.randint(-127, 128, (70, 128), generator=torch.Generator().manual_seed(0)).float()
-    weight[:, ::32] = 127
-    assert torch.equal(unpack(quantize(weight, 8)), weight)
+@pytest.mark.parametrize("bits", [8, 4])
+def test_codes_come_back(bits: Bits) -> None:
+    """Every code at every place, with a scale of 1 that the largest fixes."""
+    least, largest = {8: (-127, 127), 4: (-8, 7)}[bits]
+    weight = torch.randint(least, largest + 1, (70, 128), generator=torch.Generator().manual_seed(0)).float()
+    weight[:, ::32] = 127 if bits == 8 else -8
+    assert torch.equal(unpack(quantize(weight, bits)), weight)
 
 
 def test_memory_is_that_of_the_codes_and_a_scale_for_each_output() -> None:
     assert quantize(torch.zeros(3, 5), 8).stored.shape == (1, 1, 64 + 32 * 64)
+    weight = torch.randn(64, 1024)
+    assert quantize(weight, 4).stored.nbytes / weight.numel() * 8 == 4.5
 
 
+@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.usefixtures("no_clean_memory")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), SIZES)
-def test_every_backend_makes_the_same_codes(dtype: torch.dtype, num_inputs: int, num_outputs: int) -> None:
+def test_every_backend_makes_the_same_codes(dtype: torch.dtype, num_inputs: int, num_outputs: int, bits: Bits) -> None:
     _, weight, _ = make_case(1, num_inputs, num_outputs, dtype)
     weight[0] = 0
-    assert torch.equal(quantize(weight, 8).packed, quantize_reference(weight, 8, None))
+    assert torch.equal(quantize(weight, bits).stored, quantize_reference(weight, bits, None))

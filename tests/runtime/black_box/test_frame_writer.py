@@ -109,7 +109,7 @@ def test_a_closed_file_ends_with_its_last_record(tmp_path: Path):
     [
         (b"", "not a file of frames"),
         (b"x" * 500, "not a file of frames"),
-        (b"SLUICEFR\x63" + bytes(200), "format 99, this program reads 1: use the one that wrote it"),
+        (b"SLUICEFR\x63" + bytes(200), "format 99, this program reads 2: use the one that wrote it"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, content: bytes, text: str):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from messages.ring.steps import Batch
-from scheduler_proc.computing.load_runner import load_model
+from scheduler_proc.computing.load_runner import load_models
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.rank_process import RankLoop
 from tests.checkpoints import make_config
@@ -31,7 +31,7 @@ def ranks_of(path: Path, num_ranks: int, ranks_file: Path, **flags: Any) -> Iter
 
     def work(rank: int) -> None:
         try:
-            model = load_model(config, no_report, rank=rank, ranks_file=ranks_file)
+            model = load_models(config, no_report, rank=rank, ranks_file=ranks_file)
             runners[rank] = model.make_runner(no_report, publish=publish if rank == 0 else None)
             have_loaded.wait()
             loop = RankLoop(runners[rank])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from messages.errors import BootError
-from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.load_runner import load_runner, measure_models
 from scheduler_proc.deciding_half import make_scheduler
 from tests.checkpoints import build_checkpoint, make_config
 
@@ -34,6 +34,10 @@ def test_a_page_takes_the_memory_of_both_and_without_a_draft_model_of_one(model_
     assert both.num_pages == alone.num_pages // 2
     assert both.draft_runner is not None
     assert both.draft_runner.num_pages == both.num_pages
+    passes = (both.forward_passes, both.draft_runner.forward_passes)
+    weight_bytes, sizes = measure_models(make_config(model_dir, draft_model=model_dir, **flags))
+    assert weight_bytes > 1.9 * measure_models(config)[0]
+    assert sizes.num_bytes(both.num_pages) == sum(each.cache.num_bytes for each in passes)
 
 
 def test_a_draft_model_as_large_as_the_model_is_warned_of(model_dir: Path, tmp_path: Path, caplog) -> None:

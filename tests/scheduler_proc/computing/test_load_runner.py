@@ -112,9 +112,9 @@ def test_a_row_that_is_not_finite_fails_alone(model_dir: Path) -> None:
     loaded = load_runner(make_config(model_dir), lambda text, fraction: None)
     poisoned_token = 7
     token_ids = torch.arange(loaded._decoder.model.vocab_size)
-    poisoned_VE = loaded._decoder.embedding.tokens_VE.look_up(token_ids).clone()  # the head keeps the sound one
+    poisoned_VE = loaded._decoder.embedding.block.tokens_VE.look_up(token_ids).clone()  # the head keeps the sound one
     poisoned_VE[poisoned_token] = float("nan")
-    loaded._decoder.embedding.tokens_VE = PlainWeight(poisoned_VE)
+    loaded._decoder.embedding.block.tokens_VE = PlainWeight(poisoned_VE)
     prompts = [[1, 2, 3], [1, poisoned_token, 3], [4] * 20]
     rows = [Row(i, list(prompt), len(prompt), SAMPLED[i], pages=[2 * i, 2 * i + 1]) for i, prompt in enumerate(prompts)]
     run_step(loaded, 0, [(row, len(row.ids)) for row in rows], 16)

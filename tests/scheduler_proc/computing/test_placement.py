@@ -5,12 +5,12 @@ from typing import Literal
 import pytest
 import torch
 
-from kernels.arguments.block_rows import GGUF_FORMS
-from kernels.arguments.packed_blocks import FORMS
+from kernels.arguments.block_forms import GGUF_FORMS
+from kernels.arguments.packed_forms import FORMS
 from kernels.cpu.library import unload_kernels, use_library
 from messages.config.server import CacheConfig, ModelConfig
 from messages.errors import BootError
-from runtime.gguf.block_types import BLOCKS
+from runtime.gguf.block_types import BLOCK_TYPES
 from runtime.gguf.conversion import IN_BLOCKS
 from runtime.numa import Share
 from scheduler_proc.computing.backends.cpu import cores
@@ -52,8 +52,11 @@ def test_weights_in_blocks_are_computed_in_float32(monkeypatch: pytest.MonkeyPat
     assert find_placement(cpu, CacheConfig(), blocks).dtype == torch.bfloat16  # there blocks become numbers
 
 
-def test_the_computed_types_of_gguf_are_the_kernels_forms() -> None:
-    assert set(GGUF_FORMS) & set(FORMS) == set(BLOCKS)
+def test_the_forms_of_gguf_are_as_large_as_its_types() -> None:
+    types = {block_type.name: (block_type.block_values, block_type.block_bytes) for block_type in BLOCK_TYPES.values()}
+    for name, form in GGUF_FORMS.items():
+        assert (form.num_values, form.num_bytes) == types[name]
+        assert name in FORMS
 
 
 @pytest.mark.parametrize(

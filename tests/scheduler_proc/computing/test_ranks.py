@@ -27,7 +27,7 @@ from tests.scheduler_proc.computing.ranks import ranks_of
 from tests.scheduler_proc.computing.test_generation import make_prompts
 
 PROMPTS = make_prompts([1, 15, 17, 40, CONTEXT - 9])
-SCHEDULE = Schedule(chunk_tokens=7, stagger=1, seed=2)
+SCHEDULE = Schedule(chunk_tokens=15, stagger=1, seed=2)
 PARAMS = [
     GREEDY,
     SamplingParams(8, temperature=0.9, seed=5),
@@ -102,7 +102,7 @@ def decoder_of(runner: Runner) -> Decoder:
 
 
 def embedding_of(decoder: Decoder) -> torch.Tensor:
-    return decoder.embedding.tokens_VE.look_up(torch.arange(decoder.model.vocab_part))
+    return decoder.embedding.block.tokens_VE.look_up(torch.arange(decoder.model.vocab_part))
 
 
 def cache_bytes(runner: Runner) -> int:
@@ -118,9 +118,9 @@ def test_several_ranks_give_the_tokens_of_one(
     build_checkpoint(tmp_path, variant, **overrides)
     prompts = [[token % 300 for token in prompt] for prompt in PROMPTS]
     alone = load_runner(make_config(tmp_path, **flags), lambda text, part: None)
-    expected = generate(alone, prompts, 8, SCHEDULE, PARAMS)
+    expected = generate(alone, prompts, 6, SCHEDULE, PARAMS)
     with ranks_of(tmp_path, num_ranks, tmp_path / "ranks", **flags) as (leader, *_):
-        assert generate(leader, prompts, 8, SCHEDULE, PARAMS) == expected
+        assert generate(leader, prompts, 6, SCHEDULE, PARAMS) == expected
 
 
 class EagerDevice(LateDevice):

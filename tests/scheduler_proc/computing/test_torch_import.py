@@ -28,8 +28,8 @@ assert torch.nn.functional.linear(torch.ones(2, 3), torch.ones(4, 3)).tolist() =
 from scheduler_proc.computing.loading import weights
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.model.parameters import Parameter
-weights.model_parameters = lambda model: [Parameter("x.weight", (2, 3), "linear")]
-shard = SimpleNamespace(whole=None, rank=0, num_ranks=1)
+weights.model_parameters = lambda model, layers: [Parameter("x.weight", (2, 3), "linear")]
+shard = SimpleNamespace(whole=None, rank=0, num_ranks=1, layers=None)
 dummy = weights.make_dummy_weights(shard, Placement(torch.device("cpu"), torch.float32), lambda text, fraction: None)
 assert dummy["x.weight"].stored.shape == (2, 3)
 

@@ -11,9 +11,11 @@ from kernels.cpu.library import find_kernel, load_kernels
 from messages.config.server import CacheConfig, Config, ModelConfig
 from messages.errors import BootError
 from runtime.gguf.conversion import IN_BLOCKS
-from scheduler_proc.computing.backends.backend import ModelParts, Place, RunnerFactory
-from scheduler_proc.computing.backends.cpu.cores import auto_dtype, set_threads
+from runtime.numa import file_of_group
+from scheduler_proc.computing.backends.backend import ModelParts, OwnWeights, Place, RunnerFactory, SharedWeights
+from scheduler_proc.computing.backends.cpu.cores import auto_dtype, find_share, set_threads
 from scheduler_proc.computing.backends.cpu.loading import CpuRunnerFactory
+from scheduler_proc.computing.backends.cpu.weight_memory import WeightMemory
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.parallel import ParallelGroup, join_group
 from scheduler_proc.computing.placement import DTYPES, Placement, find_kv_codes, refuse_quantization
@@ -54,6 +56,13 @@ class CpuBackend:
     def join_ranks(self, file: Path, rank: int, size: int, timeout_s: float) -> ParallelGroup:
         """Connects the ranks with Gloo through the loopback interface."""
         return join_group(file, rank, size, timeout_s, _connect)
+
+    def open_weights(self, config: Config, place: Place, identity: bytes) -> SharedWeights:
+        """Engines on the same cores share the memory of a file, unless flags say otherwise."""
+        if place.weights_file is None or not config.model.share_weights:
+            return OwnWeights()
+        group = find_share(config.most_engines, place.engine).group
+        return WeightMemory(file_of_group(place.weights_file, group), identity)
 
     def make_factory(self, model: ModelParts, report: Report, main: RunnerFactory | None = None) -> CpuRunnerFactory:
         return CpuRunnerFactory(model.config, model.decoder, model.limits)

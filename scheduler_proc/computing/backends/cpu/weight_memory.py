@@ -61,16 +61,16 @@ class WeightMemory:
         except OSError as error:
             raise BootError(f"{path}: {error.strerror}; --no-share-weights does without it") from None
 
-    def load(self, make: Callable[[], Weights], report: Report, num_bytes: int = 0) -> Weights:
+    def load(self, make: Callable[[], Weights], report: Report, count_bytes: Callable[[], int] = lambda: 0) -> Weights:
         """Returns the weights in the file; if it has none, writes the weights that `make` returns first.
 
-        `num_bytes`, if given, suffice for everything that `make` allocates: it is allocated in the file, and nothing
-        is copied. Waits as long as another scheduler is writing. If other schedulers use weights of another identity,
-        returns the weights of `make`, not shared. Raises `BootError` if there is not enough memory.
+        If `count_bytes` knows what suffices for everything that `make` allocates, that is allocated in the file, and
+        nothing is copied. Waits as long as another scheduler is writing. If other schedulers use weights of another
+        identity, returns the weights of `make`, not shared. Raises `BootError` if there is not enough memory.
         """
         while (weights := self.find()) is None:
             if self._lock(fcntl.F_WRLCK):
-                self._write(make, num_bytes)
+                self._write(make, count_bytes())
             elif self._holds_other():
                 log.warning("the weights that other schedulers share are of other flags or files: not shared")
                 os.close(self._descriptor)
@@ -92,6 +92,10 @@ class WeightMemory:
         chunk = Chunk(num_bytes, self._descriptor, is_read_only=True)
         parameters = msgspec.json.decode(text, type=list[KeptWeight])
         return {one.name: _restore(one, chunk) for one in parameters}
+
+    def free(self) -> None:
+        os.ftruncate(self._descriptor, 0)
+        os.close(self._descriptor)
 
     def _lock(self, kind: int) -> bool:
         """Returns True if this open file got a lock of that kind; otherwise it keeps the lock it had."""

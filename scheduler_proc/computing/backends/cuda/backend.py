@@ -11,7 +11,7 @@ import torch.distributed as distributed
 from kernels.dispatch import has_fp8
 from messages.config.server import CacheConfig, Config, ModelConfig
 from messages.errors import BootError
-from scheduler_proc.computing.backends.backend import ModelParts, Place, RunnerFactory
+from scheduler_proc.computing.backends.backend import ModelParts, OwnWeights, Place, RunnerFactory
 from scheduler_proc.computing.backends.cuda.device import CudaDevice
 from scheduler_proc.computing.backends.cuda.loading import GpuRunnerFactory
 from scheduler_proc.computing.hf_config import HfConfig
@@ -56,6 +56,9 @@ class CudaBackend:
     def join_ranks(self, file: Path, rank: int, size: int, timeout_s: float) -> ParallelGroup:
         """Connects the ranks with NCCL."""
         return join_group(file, rank, size, timeout_s, _connect, sums_in_rank_order=False)
+
+    def open_weights(self, config: Config, place: Place, identity: bytes) -> OwnWeights:
+        return OwnWeights()
 
     def make_factory(self, model: ModelParts, report: Report, main: RunnerFactory | None = None) -> GpuRunnerFactory:
         device = main.device if isinstance(main, GpuRunnerFactory) else self.open_device(model.placement)

@@ -83,17 +83,17 @@ def read_adapter(path: str, targets: Targets, dtype: torch.dtype, max_rank: int)
         for segment in targets.segments[name]:
             updates = linears.setdefault(segment.linear, [None] * len(targets.linears[segment.linear].ends))
             updates[segment.segment] = _cut(name, update, segment, dtype)
-    tables = [
+    embedding, head = (
         _read_table(name, modules.get(name), config, targets, dtype) for name in (targets.embedding, targets.head)
-    ]
+    )
     is_tied = targets.model.has_tied_head and targets.embedding.endswith(TIED_BY_PEFT)
-    if config.ties_tables and is_tied and tables[1] is None:
-        tables[1] = tables[0]
-    found = [update for updates in linears.values() for update in updates] + tables
+    if config.ties_tables and is_tied and head is None:
+        head = embedding
+    found = [*(update for updates in linears.values() for update in updates), embedding, head]
     if not any(update is not None for update in found):
         raise AdapterError("adapter_model.safetensors has no tensors")
     rank = max((len(update.a) for update in found if isinstance(update, LowRank)), default=0)
-    return HostAdapter(digest, rank, linears, *tables)
+    return HostAdapter(digest, rank, linears, embedding, head)
 
 
 def _sort_tensors(tensors: Mapping[str, TensorEntry], targets: Targets) -> dict[str, _Module]:

@@ -10,10 +10,10 @@ from itertools import groupby
 from scheduler_proc.computing.model.adapters import LinearPlan
 from scheduler_proc.computing.model.blocks.embedding import TOKENS
 from scheduler_proc.computing.model.blocks.head import HEAD
-from scheduler_proc.computing.model.decoder import model_parameters
 from scheduler_proc.computing.model.description import MTP, ModelDescription
 from scheduler_proc.computing.model.families.family import HEAD_NAME, Family, Source
 from scheduler_proc.computing.model.parameters import Parameter
+from scheduler_proc.computing.model.stages import model_parameters
 
 WEIGHT = ".weight"
 REFUSED = {".experts_in.weight": "experts", ".experts_out.weight": "experts", ".router.weight": "the router of experts"}

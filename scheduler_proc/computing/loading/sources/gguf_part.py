@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.arguments.block_rows import GGUF_FORMS, BlockRows
+from kernels.arguments.block_forms import GGUF_FORMS
+from kernels.arguments.block_rows import BlockRows
 from kernels.cpu.huge_memory import advise
 from messages.errors import BootError
 from runtime.gguf.conversion import HfTensor

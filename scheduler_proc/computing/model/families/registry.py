@@ -1,10 +1,11 @@
 """The model families that can be served."""
 
 from importlib import import_module
+from pathlib import Path
 
-from messages.config.server import ModelConfig
+from messages.config.server import Config
 from messages.errors import BootError
-from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.hf_config import HfConfig, read_hf_config
 from scheduler_proc.computing.model.families.family import Family
 from scheduler_proc.computing.model.families.headless import behead, name_with_head
 
@@ -45,9 +46,10 @@ def match_family(hf_config: HfConfig) -> Family | None:
     return None
 
 
-def needs_transformers(model: ModelConfig, hf_config: HfConfig) -> bool:
+def needs_transformers(config: Config) -> bool:
     """True if transformers' code computes the model."""
-    return model.model_impl == "transformers" or (model.model_impl == "auto" and match_family(hf_config) is None)
+    hf_config, impl = read_hf_config(Path(config.facts.model_dir)), config.model.model_impl
+    return impl == "transformers" or (impl == "auto" and match_family(hf_config) is None)
 
 
 def find_family(hf_config: HfConfig) -> Family:

@@ -10,7 +10,7 @@ from frontend.api.answers.generic_tools import NUDGE, write_tools
 from frontend.api.answers.tools import NamedChoice, check_tools, choose_tools, with_calls
 from frontend.parsing.generic_format import GENERIC
 from frontend.parsing.model_format import choose_format, load_model_format
-from messages.ring.requests import CallGrammar, Grammar
+from messages.ring.requests import Grammar
 from tests.frontend.frontend_run import make_config
 from tests.frontend.parsing.reading import read
 
@@ -85,11 +85,13 @@ def test_the_grammar_that_each_choice_has():
     assert auto.forced is None
     assert auto.offered is not None
     assert (auto.offered.kind, auto.offered.param) == ("lark", "tools")
-    calls = msgspec.json.decode(auto.offered.calls, type=CallGrammar)
+    calls = auto.offered.calls
+    assert calls is not None
     assert (calls.names, calls.separator) == (("get_weather", "now"), "\n")
     one = choose_tools(tools, "auto", FORMAT, allows_several=False).offered
     assert one is not None
-    assert msgspec.json.decode(one.calls, type=CallGrammar).separator is None
+    assert one.calls is not None
+    assert one.calls.separator is None
     for choice in ("required", NamedChoice("now")):
         forced = choose_tools(tools, choice, FORMAT, allows_several=True)
         assert forced.offered is None

@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import msgspec
 import pytest
 
 from frontend.api.answers.tools import MAX_TOOLS, NamedChoice, check_tools, choose_tools, read_choice, with_calls
@@ -32,22 +31,29 @@ def send(server: FrontendRun, **body: Any) -> tuple[Call, TokenizeMsg]:
     return call, server.take_request()
 
 
-def answer(server: FrontendRun, text: str, prompt_end: str = "", **body: Any) -> dict[str, Any]:
+def calls_of(grammar: Grammar) -> CallGrammar:
+    assert grammar.calls is not None
+    return grammar.calls
+
+
+def answer(server: FrontendRun, text: str, begins_in_thought: bool = False, **body: Any) -> dict[str, Any]:
     """Returns the choice of a request that gets `text` from the model."""
     call, message = send(server, **body)
     with call:
-        server.send(PromptReply(message.uid, 0, prompt_end))
+        server.send(PromptReply(message.uid, 0, "", begins_in_thought=begins_in_thought))
         server.send(step([(message, 1, text[:9])]))
         server.send(final(message, text[9:], (2,), finish_reason="stop"))
         (choice,) = call.json()["choices"]
     return choice
 
 
-def stream(server: FrontendRun, pieces: list[str], prompt_end: str = "", **body: Any) -> list[dict[str, Any]]:
+def stream(
+    server: FrontendRun, pieces: list[str], begins_in_thought: bool = False, **body: Any
+) -> list[dict[str, Any]]:
     """Returns the choices in the chunks of a stream, of which the last piece comes with the end."""
     call, message = send(server, stream=True, **body)
     with call:
-        server.send(PromptReply(message.uid, 0, prompt_end))
+        server.send(PromptReply(message.uid, 0, "", begins_in_thought=begins_in_thought))
         for number, piece in enumerate(pieces[:-1]):
             server.send(step([(message, number, piece)]))
         server.send(final(message, pieces[-1], (99,), finish_reason="stop"))
@@ -72,8 +78,7 @@ def test_the_template_gets_the_tools_and_the_text_keeps_its_marks(reader: Fronte
         assert message.chat is not None
         kwargs = {"tools": TOOLS, "reasoning_effort": "low", "enable_thinking": False}
         assert json.loads(message.chat.template_kwargs) == kwargs
-        params = message.sampling_params
-        assert (params.skip_special_tokens, params.wants_prompt_end) == (False, True)
+        assert message.sampling_params.skip_special_tokens is False
         reader.send(final(message))
         call.json()
 
@@ -141,7 +146,7 @@ def test_the_chunks_of_a_call(reader: FrontendRun):
 
 
 def test_reasoning_that_the_prompt_has_begun(reader: FrontendRun):
-    choices = stream(reader, ["Hm", ".\n</thi", "nk>\n\nYes", "!"], "<|im_start|>assistant\n<think>\n")
+    choices = stream(reader, ["Hm", ".\n</thi", "nk>\n\nYes", "!"], True)
     deltas = [choice["delta"] for choice in choices]
     assert deltas[1:] == [
         {"reasoning": "Hm", "reasoning_content": "Hm"},
@@ -154,9 +159,9 @@ def test_reasoning_that_the_prompt_has_begun(reader: FrontendRun):
 
 
 def test_reasoning_may_be_left_out(reader: FrontendRun):
-    message = answer(reader, "Hm.\n</think>\n\nYes!", "<think>\n", include_reasoning=False)["message"]
+    message = answer(reader, "Hm.\n</think>\n\nYes!", True, include_reasoning=False)["message"]
     assert message == {"role": "assistant", "content": "Yes!", "refusal": None}
-    assert answer(reader, "Hm. So", "<think>\n")["message"]["content"] is None
+    assert answer(reader, "Hm. So", True)["message"]["content"] is None
 
 
 def test_only_the_first_call_where_they_may_not_be_parallel(reader: FrontendRun):
@@ -323,7 +328,7 @@ def test_a_forced_call_goes_before_what_the_answer_must_be_like(
     """The same holds if answers begin with reasoning."""
     message, grammar = grammar_of(reader, tools=TOOLS, tool_choice=choice, **others)
     assert grammar is not None
-    assert (grammar.kind, grammar.calls) == ("calls", "")
+    assert (grammar.kind, grammar.text) == ("calls", "")
     assert message.chat is not None
     assert message.chat.thought is not None
     assert (message.chat.thought.begin, message.chat.thought.end) == ("<think>", "</think>")
@@ -333,16 +338,16 @@ def test_with_tools_the_answer_may_be_calls_instead_of_what_it_must_be(reader: F
     _, grammar = grammar_of(reader, tools=TOOLS, **JSON_FORMAT)
     assert grammar is not None
     assert (grammar.kind, grammar.param) == ("json_schema", "response_format")
-    calls = msgspec.json.decode(grammar.calls, type=CallGrammar)
+    calls = calls_of(grammar)
     assert (calls.names, calls.separator) == (("get_weather", "now"), "\n")
     _, grammar = grammar_of(reader, tools=TOOLS, parallel_tool_calls=False, **JSON_FORMAT)
     assert grammar is not None
-    assert msgspec.json.decode(grammar.calls, type=CallGrammar).separator is None
+    assert calls_of(grammar).separator is None
     tag = {"type": "structural_tag", "structures": [], "triggers": []}
     for body in ({"tool_choice": "none", **JSON_FORMAT}, {"response_format": tag}):
         _, grammar = grammar_of(reader, tools=TOOLS, **body)
         assert grammar is not None
-        assert grammar.calls == ""
+        assert grammar.calls is None
 
 
 def test_tools_in_an_unknown_format_cannot_be_with_what_the_answer_must_be():
@@ -398,8 +403,8 @@ def test_a_call_that_must_be_made_is_a_grammar(
     assert use.listed == TOOLS
     assert use.forced is not None
     assert (use.forced.kind, use.forced.param) == ("calls", "tools")
-    grammar = msgspec.json.decode(use.forced.text, type=CallGrammar)
-    ((begin, schema, end),) = grammar.calls
+    grammar = calls_of(use.forced)
+    ((begin, schema, end),) = grammar.decoded()
     assert schema is not None
     assert (begin, end, grammar.separator) == ("<tool_call>\n", "\n</tool_call>", separator)
     assert len(schema.get("anyOf", [schema])) == num_calls
@@ -416,8 +421,8 @@ def test_of_allowed_tools_the_model_is_told_alone(mode: str):
     assert choose_tools(check_tools(TOOLS), read_choice(whole), HERMES, allows_several=True) == use
     assert (use.forced is not None) == (mode == "required")
     if use.forced is not None:
-        grammar = msgspec.json.decode(use.forced.text, type=CallGrammar)
-        schema = grammar.calls[0][1] or {}
+        grammar = calls_of(use.forced)
+        schema = grammar.decoded()[0][1] or {}
         assert (schema["properties"]["name"], grammar.separator) == ({"const": "now"}, "\n")
 
 
@@ -447,6 +452,6 @@ def test_the_arguments_of_a_forced_call_are_an_object_also_without_a_type():
     for schema in ({"properties": {"a": {"type": "integer"}}}, {"type": ["object", "null"]}, {}):
         use = choose_tools(check_tools([tool(parameters=schema)]), "required", kind, allows_several=True)
         assert use.forced is not None
-        ((_, call, _),) = msgspec.json.decode(use.forced.text, type=CallGrammar).calls
+        ((_, call, _),) = calls_of(use.forced).decoded()
         assert call is not None
         assert call["properties"]["arguments"] == {**schema, "type": "object"}

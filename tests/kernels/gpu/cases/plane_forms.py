@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.arguments.block_rows import FORMS
+from kernels.arguments.block_forms import FORMS
 from kernels.arguments.code_planes import CodePlanes
 from kernels.gpu.plane_codes import planes_of
 from kernels.operations.code_planes import num_plane_bytes, view_planes

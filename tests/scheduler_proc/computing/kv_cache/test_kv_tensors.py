@@ -158,7 +158,7 @@ def test_pages_and_states_share_the_memory_that_a_flag_gives(
     tmp_path: Path, variant: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     build_checkpoint(tmp_path, variant)
-    caplog.set_level(logging.INFO, "sluice.load_runner")
+    caplog.set_level(logging.INFO, "sluice.kv_cache")
     config = make_config(tmp_path, num_pages=None, kv_cache_memory_gb=0.01, max_num_seqs=8)
     runner = load_runner(config, lambda text, fraction: None)
     cache = cache_of(runner)

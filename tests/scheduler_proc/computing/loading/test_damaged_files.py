@@ -14,7 +14,7 @@ from messages.errors import SluiceError
 from runtime.adapter_files import read_digest
 from runtime.pooling_files import read_pooling_facts
 from scheduler_proc.computing.hf_config import read_hf_config
-from scheduler_proc.computing.load_runner import load_model
+from scheduler_proc.computing.load_runner import load_models
 from scheduler_proc.computing.loading.adapters.read_adapter import read_adapter
 from scheduler_proc.computing.loading.adapters.targets import find_targets
 from scheduler_proc.computing.model.families.registry import find_family
@@ -89,7 +89,7 @@ def test_damaged_files_of_a_model_are_refused(tmp_path: Path, variant: str) -> N
         for _ in mutations(tmp_path / name, has_header=name.endswith(".safetensors")):
             num_refused += check(lambda: read_model_facts(ModelConfig(model=str(tmp_path)), tmp_path, tmp_path, "m"))
             if name in ("config.json", "model.safetensors"):
-                num_refused += check(lambda: load_model(config, lambda *_: None))
+                num_refused += check(lambda: load_models(config, lambda *_: None))
     assert num_refused > NUM_MUTATIONS
 
 

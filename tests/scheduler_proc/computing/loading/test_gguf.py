@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.arguments.block_rows import FORMS, GGUF_FORMS
+from kernels.arguments.block_forms import FORMS, GGUF_FORMS
 from kernels.cpu.library import unload_kernels, use_library
 from kernels.formats.packed_blocks import PackedBlocksWeight
 from kernels.formats.registry import FORMATS

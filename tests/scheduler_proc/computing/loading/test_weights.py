@@ -11,9 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from kernels.cpu.library import unload_kernels, use_library
 from kernels.formats import packed
-from kernels.operations.block_linear import quantize_blocks
 from kernels.operations.packed_linear import has_packed_kernel, pack
-from kernels.operations.quantized_linear import quantize
+from kernels.operations.quantize import quantize
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import read_hf_config
 from scheduler_proc.computing.loading import formats
@@ -109,7 +108,7 @@ def test_linears_and_the_head_are_quantized_and_nothing_else_is(tmp_path: Path, 
         is_linear = name == "head" or (name.endswith(".weight") and "norm" not in name)
         assert (weight.format.name == "packed blocks") == is_linear, name
         if is_linear:
-            expected = quantize_blocks(plain.get(name, plain_head).stored)
+            expected = quantize(plain.get(name, plain_head).stored, 4)
             assert torch.equal(weight.stored, expected.stored), name
         else:
             assert torch.equal(weight.stored, plain[name].stored), name
@@ -161,7 +160,7 @@ def test_random_weights_are_quantized_too(tmp_path: Path) -> None:
     quantized = make_dummy_weights(Shard(config), placement, lambda text, fraction: None)
     plain = make_dummy_weights(Shard(config), CPU, lambda text, fraction: None)
     for name, source in (("head", "embedding"), ("layers.2.qkv.weight", "layers.2.qkv.weight")):
-        assert torch.equal(quantized[name].stored, quantize(plain[source].stored).packed)
+        assert torch.equal(quantized[name].stored, quantize(plain[source].stored, 8).stored)
     assert torch.equal(quantized["final_norm.weight"].stored, plain["final_norm.weight"].stored)
 
 

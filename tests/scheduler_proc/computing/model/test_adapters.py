@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.arguments.block_rows import GGUF_FORMS, Segment
+from kernels.arguments.block_forms import GGUF_FORMS
+from kernels.arguments.block_rows import Segment
 from kernels.cpu.library import loaded_isa, unload_kernels, use_library
 from kernels.formats.packed import PACKED
 from kernels.formats.plain import PLAIN

@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from kernels.arguments.block_rows import GGUF_FORMS
+from kernels.arguments.block_forms import GGUF_FORMS
 from kernels.cpu.library import unload_kernels, use_library
 from tests.checkpoints import VOCAB_SIZE, make_config
 from tests.gguf_models import build_block_model
@@ -26,7 +26,8 @@ In float32 it is below 1e-5 until one activation lies so near the middle of two 
 """
 
 CASES = [
-    *((variant, form) for variant in ("llama-gqa-tied", "qwen3-biases-untied") for form in GGUF_FORMS),
+    *(("llama-gqa-tied", form) for form in GGUF_FORMS),
+    *(("qwen3-biases-untied", form) for form in list(GGUF_FORMS)[::3]),
     *(("gpt2", form) for form in ("Q5_0", "MXFP4", "Q4_K")),
 ]
 
@@ -45,9 +46,8 @@ def _round(x: Tensor) -> Tensor:
     return ((x_G / scale_1).round() * scale_1).flatten(-2)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize(("variant", "form"), CASES)
-def test_logits(tmp_path: Path, variant: str, form: str, dtype: str) -> None:
+def test_logits(tmp_path: Path, variant: str, form: str) -> None:
     sizes = {"n_embd": 256, "n_head": 4} if variant == "gpt2" else {"head_dim": 64}
     model = build_block_model(tmp_path, variant, lambda name: "F32" if "position" in name else form, **sizes)
     reference = transformers.AutoModelForCausalLM.from_pretrained(model.values, dtype=torch.float32)
@@ -57,5 +57,6 @@ def test_logits(tmp_path: Path, variant: str, form: str, dtype: str) -> None:
     chooser = random.Random(8)
     prompts = [[chooser.randrange(VOCAB_SIZE) for _ in range(length)] for length in (1, 16, 33, 48)]
     expected = their_logits(reference, prompts, "float32")
-    difference = (our_logits(make_config(model.path, dtype=dtype), prompts) - expected).abs()
-    assert float((difference / expected.std(-1, keepdim=True)).mean()) < TOLERANCES[dtype]
+    for dtype, tolerance in TOLERANCES.items():
+        difference = (our_logits(make_config(model.path, dtype=dtype), prompts) - expected).abs()
+        assert float((difference / expected.std(-1, keepdim=True)).mean()) < tolerance, dtype

@@ -15,7 +15,7 @@ from kernels.cpu.library import load_kernels, unload_kernels
 from kernels.formats.plain import PlainWeight
 from messages.columns import pack_int32, unpack_int32
 from scheduler_proc.computing.kv_cache.kv_tensors import allocate_cache, page_bytes
-from scheduler_proc.computing.model.decoder import DescribedDecoder, model_parameters
+from scheduler_proc.computing.model.decoder import DescribedDecoder
 from scheduler_proc.computing.model.description import (
     AttentionDescription,
     DenseMlpDescription,
@@ -25,6 +25,7 @@ from scheduler_proc.computing.model.description import (
     RopeDescription,
 )
 from scheduler_proc.computing.model.gated_delta_description import GatedDeltaDescription
+from scheduler_proc.computing.model.stages import model_parameters
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.step.packing import make_step_inputs
 from scheduler_proc.computing.step.rewritten_batches import as_decode_rows

@@ -186,9 +186,9 @@ def test_a_prompt_that_is_not_finite_fails_alone(tmp_path: Path) -> None:
     build_checkpoint(tmp_path, "llama-mha")
     runner = load_runner(make_config(tmp_path), lambda text, fraction: None)
     poisoned_token = 7
-    poisoned_VE = runner._decoder.embedding.tokens_VE.stored.clone()
+    poisoned_VE = runner._decoder.embedding.block.tokens_VE.stored.clone()
     poisoned_VE[poisoned_token] = float("nan")
-    runner._decoder.embedding.tokens_VE = PlainWeight(poisoned_VE)
+    runner._decoder.embedding.block.tokens_VE = PlainWeight(poisoned_VE)
     params = SamplingParams(1, temperature=0.0, num_logprobs=1, num_prompt_logprobs=2)
     rows = make_rows([params] * 3, [10, 10, 10])
     for row in rows:

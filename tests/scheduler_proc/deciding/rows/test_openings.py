@@ -1,9 +1,10 @@
 """The announcement of a request to the detokenizer."""
 
+import msgspec
 import pytest
 
 from messages.columns import pack_int32
-from messages.ring.replies import NUM_CONTEXT_TOKENS, NUM_PROMPT_END_TOKENS, OpenStream
+from messages.ring.replies import NUM_CONTEXT_TOKENS, OpenStream
 from scheduler_proc.deciding.rows.delivery import open_stream
 from tests.scheduler_proc.clients import user_msg
 
@@ -16,17 +17,20 @@ PROMPT = list(range(80))
         ({}, NUM_CONTEXT_TOKENS),
         ({"num_logprobs": 3}, NUM_CONTEXT_TOKENS),
         ({"echo": True}, 80),
-        ({"echo": True, "wants_prompt_end": True}, 80),
         ({"num_prompt_logprobs": 0}, 80),
-        ({"wants_prompt_end": True}, NUM_PROMPT_END_TOKENS),
     ],
 )
 def test_as_much_of_the_prompt_is_told_as_its_text_needs(params, num_ids):
     opened = open_stream(user_msg(1, PROMPT, **params))
     assert opened.prompt_ids == pack_int32(PROMPT[-num_ids:])
     assert (opened.echo, opened.num_logprobs) == (params.get("echo", False), params.get("num_logprobs"))
-    assert opened.wants_prompt_end == params.get("wants_prompt_end", False)
     assert opened.num_prompt_logprobs == params.get("num_prompt_logprobs")
+
+
+def test_a_thought_that_the_prompt_has_opened_is_announced():
+    message = msgspec.structs.replace(user_msg(1, PROMPT), begins_in_thought=True)
+    assert open_stream(message).begins_in_thought
+    assert not open_stream(user_msg(1, PROMPT)).begins_in_thought
 
 
 def test_a_short_prompt_is_told_whole():

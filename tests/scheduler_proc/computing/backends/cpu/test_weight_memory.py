@@ -22,7 +22,7 @@ from messages.errors import BootError
 from messages.ring.replies import DetokenizeMsg
 from scheduler_proc.computing.backends.cpu import weight_memory
 from scheduler_proc.computing.backends.cpu.weight_memory import WeightMemory
-from scheduler_proc.computing.load_runner import find_shared_model, load_model
+from scheduler_proc.computing.load_runner import find_shared_models, load_models
 from scheduler_proc.computing.loading import weight_cache
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.deciding_half import make_scheduler
@@ -118,7 +118,7 @@ def test_what_is_made_in_the_file_is_not_copied_and_the_rest_is(path: Path, monk
         return weights
 
     monkeypatch.setattr(weight_memory, "_place", note)
-    loaded = WeightMemory(path, OURS).load(make_some, ignore_report, num_bytes=8 << 20)
+    loaded = WeightMemory(path, OURS).load(make_some, ignore_report, count_bytes=lambda: 8 << 20)
     assert copied == ["norm", "large"]
     assert parts_of(loaded) == parts_of(make_some())
     assert path.stat().st_size == 2 << 20, "what was not used is given back"
@@ -225,7 +225,7 @@ def assert_same_shared(path: Path, config: Config, monkeypatch: pytest.MonkeyPat
     """Generates without shared weights, as their writer, and as their readers."""
 
     def generate(weights_file: Path | None) -> list[int]:
-        runner = load_model(config, ignore_report, 1, weights_file).make_runner(ignore_report, None)
+        runner = load_models(config, ignore_report, 1, weights_file).make_runner(ignore_report, None)
         scheduler = make_scheduler(config, runner)
         scheduler.receive(user_msg(1, list(range(5, 25)), 12, ignore_eos=True))
         token_ids: list[int] = []
@@ -237,18 +237,18 @@ def assert_same_shared(path: Path, config: Config, monkeypatch: pytest.MonkeyPat
 
     expected = generate(None)
     assert len(expected) == 12
-    assert find_shared_model(config, ignore_report, 1, path) is None
+    assert find_shared_models(config, ignore_report, 1, path) is None
     assert generate(path) == expected
     monkeypatch.setattr(weight_cache, "load_weights", never)
     assert generate(path) == expected
-    assert find_shared_model(config, ignore_report, 1, path) is not None
+    assert find_shared_models(config, ignore_report, 1, path) is not None
 
 
 def test_memory_that_is_there_already_is_kept_and_what_it_held_is_not_found_half_overwritten(path: Path):
     path.write_bytes(b"\xff" * (8 << 20))
     first = WeightMemory(path, OURS)
     expected = parts_of(make_weights())
-    assert parts_of(first.load(make_weights, ignore_report, 8 << 20)) == expected
+    assert parts_of(first.load(make_weights, ignore_report, lambda: 8 << 20)) == expected
     end(first)
     size = path.stat().st_size
 
@@ -258,7 +258,7 @@ def test_memory_that_is_there_already_is_kept_and_what_it_held_is_not_found_half
 
     memory = WeightMemory(path, OTHERS)
     with pytest.raises(BootError, match="no more"):
-        memory.load(fail, ignore_report, size - weight_memory.HEADER.size - ALIGNMENT)
+        memory.load(fail, ignore_report, lambda: size - weight_memory.HEADER.size - ALIGNMENT)
     assert path.stat().st_size == size, "the same as before, so the header alone tells"
     assert path.stat().st_blocks * 512 >= size, "it has been given back and asked for again"
     end(memory)

@@ -15,12 +15,12 @@ from messages.columns import pack_int32, unpack_int32
 from messages.errors import BootError
 from messages.ring.requests import SamplingParams
 from messages.ring.steps import Batch
-from scheduler_proc.computing import load_runner as loader
 from scheduler_proc.computing.backends.cuda import attention_plans, loading
 from scheduler_proc.computing.backends.cuda.captured_steps import CapturedStep, CapturedSteps, Report
 from scheduler_proc.computing.backends.cuda.forward_passes import MORE_GRAPH_BYTES, GpuForwardPasses
 from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors, allocate_cache
 from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.loading import cache_plan
 from scheduler_proc.computing.runner import Runner
 from tests.checkpoints import build_checkpoint, make_config
 from tests.kernels.gpu.triton_in_use import DEVICE, triton_in_use
@@ -207,18 +207,28 @@ def test_a_step_takes_the_tokens_that_the_one_before_it_samples(pair: Pair, num_
     assert outputs == expected
 
 
+PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.6}
+
+
+def test_penalties_are_those_of_all_tokens_also_one_step_ahead(each_pair: Pair) -> None:
+    check_penalties(each_pair, PENALTIES | {"temperature": 1.2})
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.2])
-def test_penalties_are_those_of_all_tokens_also_one_step_ahead(each_pair: Pair, temperature: float) -> None:
-    """Each penalty by itself and all together, on a model that repeats itself without."""
-    penalties = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.6}
+def test_each_penalty_by_itself(pair: Pair, temperature: float) -> None:
+    for name, value in PENALTIES.items():
+        check_penalties(pair, {name: value, "temperature": temperature})
+
+
+def check_penalties(pair: Pair, params: dict[str, float]) -> None:
+    """On a model that repeats itself without."""
     prompts = PROMPTS[:3] + PROMPTS[4:]
-    for params in (*({name: value} for name, value in penalties.items()), penalties):
-        wanted = {"page_size": 16, "max_tokens": 20, "ignore_eos": True, "temperature": temperature} | params
-        expected, _ = run(each_pair.cpu, prompts, each_pair.cpu.num_pages, 64, **wanted)
-        outputs, scheduler = run(each_pair.gpu, prompts, each_pair.gpu.num_pages, 64, **wanted)
-        assert outputs == expected
-        gauges = scheduler.gauges()
-        assert gauges["steps_ahead"] >= gauges["steps"] - 1
+    wanted: dict[str, Any] = {"page_size": 16, "max_tokens": 20, "ignore_eos": True} | params
+    expected, _ = run(pair.cpu, prompts, pair.cpu.num_pages, 64, **wanted)
+    outputs, scheduler = run(pair.gpu, prompts, pair.gpu.num_pages, 64, **wanted)
+    assert outputs == expected, params
+    gauges = scheduler.gauges()
+    assert gauges["steps_ahead"] >= gauges["steps"] - 1
 
 
 def test_a_row_without_a_token_is_a_source_that_does_no_harm(pair: Pair) -> None:
@@ -431,7 +441,7 @@ def test_nothing_is_left_of_the_rehearsal(pair: Pair, monkeypatch: pytest.Monkey
         caches.append(weakref.ref(cache))
         return cache
 
-    monkeypatch.setattr(loader, "allocate_cache", allocate)
+    monkeypatch.setattr(cache_plan, "allocate_cache", allocate)
     load_late(pair.path, LateDevice())
     assert len(caches) == 2
 

@@ -4,10 +4,10 @@ from math import prod
 from typing import Any
 
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.model.decoder import model_parameters
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.family import Family
 from scheduler_proc.computing.model.families.registry import find_family
+from scheduler_proc.computing.model.stages import model_parameters
 
 GPT2: dict[str, Any] = {
     "architectures": ["GPT2LMHeadModel"],

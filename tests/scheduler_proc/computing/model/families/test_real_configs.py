@@ -10,8 +10,8 @@ import transformers
 
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.model.decoder import model_parameters
 from scheduler_proc.computing.model.families.registry import ENCODERS, FAMILIES, find_family
+from scheduler_proc.computing.model.stages import model_parameters
 from tests.checkpoints import KEPT_BUFFERS
 from tests.scheduler_proc.computing.model.families.real_configs import REAL, REFUSED, Fields
 

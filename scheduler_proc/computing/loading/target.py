@@ -1,0 +1,50 @@
+"""Where the models of an engine are loaded to."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from messages.config.pooling import choose_dtype
+from messages.config.server import Config
+from messages.errors import BootError
+from scheduler_proc.computing.backends.backend import Backend, Place
+from scheduler_proc.computing.hf_config import read_hf_config
+from scheduler_proc.computing.kv_cache.page_sizes import pages_per_context
+from scheduler_proc.computing.parallel import ALONE, ParallelGroup
+from scheduler_proc.computing.placement import Placement
+from scheduler_proc.computing.report import Report
+from scheduler_proc.computing.step.shapes import StepLimits, limit_steps
+
+
+class Target(NamedTuple):
+    """What all models of an engine have in common. `limits`: those of their steps, without what only some have."""
+
+    backend: Backend
+    place: Place
+    placement: Placement
+    limits: StepLimits
+    parallel: ParallelGroup = ALONE
+
+
+def find_target(config: Config, backend: Backend, place: Place, report: Report) -> Target:
+    """Loads the kernels, on which formats depend; returns the target for a rank that computes alone."""
+    number = (place.engine - 1) * config.run.tensor_parallel + place.rank + 1
+    flags = replace(config.model, dtype=choose_dtype(config.model.dtype, config.facts.pooling))
+    backend.load_kernels(report)
+    placement = backend.find_placement(flags, config.cache, read_hf_config(Path(config.facts.model_dir)), number)
+    limits = limit_steps(config, backend.default_step_tokens, pages_per_context(config))
+    return Target(backend, place, placement, limits)
+
+
+def open_target(config: Config, backend: Backend, place: Place, report: Report) -> Target:
+    """Gives this process its device, and connects it with the other ranks. Raises `BootError`."""
+    target, run = find_target(config, backend, place, report), config.run
+    backend.bind(config, target.placement, place)
+    if run.tensor_parallel == 1:
+        return target
+    if place.ranks_file is None:
+        raise BootError(f"--tensor-parallel {run.tensor_parallel}: only a server has several ranks; leave it at 1")
+    report("waiting for the other ranks", None)
+    parallel = backend.join_ranks(place.ranks_file, place.rank, run.tensor_parallel, run.boot_timeout_s)
+    return target._replace(parallel=parallel)
