@@ -1,6 +1,5 @@
 """The roles of an engine's models, and what follows from a role."""
 
-import dataclasses
 import logging
 from collections.abc import Mapping
 from math import prod
@@ -10,13 +9,9 @@ from msgspec.structs import replace
 from messages.config.server import Config
 from messages.errors import BootError
 from scheduler_proc.computing.backends.backend import ModelParts
-from scheduler_proc.computing.kv_cache.page_sizes import find_window
-from scheduler_proc.computing.model.description import MTP, ModelDescription
+from scheduler_proc.computing.model.description import MTP
 from scheduler_proc.computing.model.stages import model_parameters
-from scheduler_proc.computing.step.shapes import StepLimits
-
-Role = str
-"""`main` serves; `draft`, a model with files of its own, or `mtp`, a head of the main one, drafts tokens for it."""
+from scheduler_proc.computing.step.inputs import Role
 
 Models = Mapping[Role, ModelParts]
 
@@ -41,23 +36,6 @@ def drafting_config(config: Config) -> Config:
     """Returns the configuration of a model that drafts: its steps are not captured on a GPU."""
     model, scheduling = replace(config.model, enforce_eager=True), replace(config.scheduling, overlap=False)
     return replace(config, model=model, scheduling=scheduling)
-
-
-def limit_role(role: Role, config: Config, model: ModelDescription, limits: StepLimits) -> StepLimits:
-    """Returns the limits of the model's steps. One that drafts has the pages of `main`, and nothing else of it.
-
-    Raises `BootError` for a model that cannot have this role.
-    """
-    if role == "draft" and model.recurrents:
-        raise BootError("--draft-model: the draft model has recurrent layers, which are not supported for drafts")
-    is_main = role == "main"
-    return dataclasses.replace(
-        limits,
-        has_windows=is_main and find_window(config, model) is not None,
-        has_states=is_main and bool(model.recurrents),
-        has_adapters=is_main and config.model.num_lora_slots > 0,
-        has_hidden_slots=role == "mtp",
-    )
 
 
 def no_mtp_head(config: Config) -> BootError:

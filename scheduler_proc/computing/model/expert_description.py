@@ -16,14 +16,11 @@ MOST_EXPERTS = 1024
 class ExpertMlpDescription:
     """Experts of `size` inner values, of which a router chooses `num_chosen` for each token; gated except with `relu2`.
 
-    `is_renormalized` is that of `kernels.arguments.routes.Routing`. `shared`: an MLP of all tokens, whose output is
-    added; with `has_shared_gate` it is first multiplied by the sigmoid of a linear. `has_bias`: all linears of the
-    router and the experts have one. `swiglu_alpha` and `swiglu_limit` are those of `swiglu_oai`. `has_scales`: the
-    share of a chosen expert is multiplied by a number of its own.
     `is_renormalized`, `score`, the numbers of groups and `share_scale` are those of `kernels.arguments.routes.Routing`;
     with `has_correction` learned numbers are added to the scores for the choice. `shared`: an MLP of all tokens, whose
     output is added; with `has_shared_gate` it is first multiplied by the sigmoid of a linear. `has_bias`: all linears
-    of the router and the experts have one. `swiglu_alpha` and `swiglu_limit` are those of `swiglu_oai`.
+    of the router and the experts have one. `swiglu_alpha` and `swiglu_limit` are those of `swiglu_oai`. `has_scales`:
+    the share of a chosen expert is multiplied by a number of its own.
     """
 
     num_experts: int

@@ -31,7 +31,9 @@ from scheduler_proc.computing.model.stages import (
     begin_stream,
 )
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
-from scheduler_proc.computing.step.inputs import StepInputs, StepRows
+from scheduler_proc.computing.step.features.kept_hidden import KEPT_HIDDEN
+from scheduler_proc.computing.step.inputs import StepInputs
+from scheduler_proc.computing.step.rows import StepRows
 
 
 def describe_mtp(main: ModelDescription) -> ModelDescription:
@@ -68,8 +70,8 @@ class MtpDecoder:
         states: Mapping[int, LayerState] = NO_STATES,
         hidden_SE: Tensor | None = None,
     ) -> Tensor:
-        """Returns the hidden states of `step.head_tokens`, [N, E], and keeps them in `step.hidden_slots`."""
-        slots_N = step.hidden_slots
+        """Returns the hidden states of `step.head_tokens`, [N, E], and keeps them in the slots of `KEPT_HIDDEN`."""
+        slots_N = step.view(KEPT_HIDDEN)
         assert hidden_SE is not None
         assert slots_N is not None
         embedded_TE = self._embedding(step, room.normed)

@@ -28,7 +28,9 @@ from scheduler_proc.computing.model.position_biases import POSITION_BIAS, bias_p
 from scheduler_proc.computing.model.rope_tables import make_rope_tables
 from scheduler_proc.computing.model.workspace import Activations
 from scheduler_proc.computing.parallel import ParallelGroup
-from scheduler_proc.computing.step.inputs import StepInputs, StepRows
+from scheduler_proc.computing.step.features.adapters import ADAPTERS
+from scheduler_proc.computing.step.inputs import StepInputs
+from scheduler_proc.computing.step.rows import StepRows
 
 FINAL_NORM = "final_norm"
 
@@ -94,9 +96,9 @@ class EmbeddingStage:
         self._layer_inputs = LayerInputs(model, weights) if model.layer_inputs_size else None
 
     def begin(self, step: StepInputs, room: Activations) -> Stream:
-        residual_TE, lora = self.block(step, room.residual), None
-        if self._adapters is not None and step.adapter_slots is not None:
-            self._adapters.tables.embed(step, step.adapter_slots, residual_TE)
+        residual_TE, lora, slots_T = self.block(step, room.residual), None, step.view(ADAPTERS)
+        if self._adapters is not None and slots_T is not None:
+            self._adapters.tables.embed(step, slots_T, residual_TE)
             lora = self._adapters.slots.linears
         rows = StepRows(step, lora=lora)
         inputs = None if self._layer_inputs is None else self._layer_inputs(rows, residual_TE, room)

@@ -23,6 +23,7 @@ from scheduler_proc.computing.model.description import AttentionDescription
 from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters
 from scheduler_proc.computing.model.workspace import Activations, LayerRows, fit
 from scheduler_proc.computing.parallel import ParallelGroup
+from scheduler_proc.computing.step.features.windows import windowed
 from scheduler_proc.computing.step.inputs import AttentionKind, StepInputs
 
 QK_NORMS = ("query_norm", "key_norm")
@@ -93,7 +94,7 @@ class Attention:
 
         Attention in both directions has no cache."""
         rows, room, attended, narrow = layer_rows
-        step = rows.step if self._options.window is None else rows.step.windowed
+        step = rows.step if self._options.window is None else windowed(rows.step)
         heads_TA = self._qkv(normed_TE, rows, fit(room.heads, self._qkv_size))
         heads_TAD = heads_TA.view(len(heads_TA), -1, self._head_dim)
         if self._whole_norms is not None:

@@ -21,7 +21,7 @@ from scheduler_proc.computing.model.description import LayerDescription, NormDes
 from scheduler_proc.computing.model.parameters import Parameter
 from scheduler_proc.computing.model.workspace import Activations, LayerRows
 from scheduler_proc.computing.parallel import ParallelGroup
-from scheduler_proc.computing.step.inputs import StepRows
+from scheduler_proc.computing.step.rows import StepRows
 
 BLOCKS = "scheduler_proc.computing.model.blocks"
 
@@ -71,7 +71,7 @@ class Recurrent(Protocol):
     """A recurrent block with its weights."""
 
     def __call__(self, normed_TE: Tensor, layer_rows: LayerRows, state: LayerState) -> Tensor:
-        """Returns the update of the residual stream, [T, E]; reads and stores states as `step.state_rows` describes."""
+        """Returns the update of the residual stream, [T, E]; reads and stores states as `StateRows` describes."""
         ...
 
 

@@ -20,7 +20,8 @@ from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.model.stages import FINAL_NORM, EmbeddingStage, HeadStage, LayerStage
 from scheduler_proc.computing.model.workspace import NEW_MEMORY
 from scheduler_proc.computing.parallel import ALONE
-from scheduler_proc.computing.step.inputs import StepInputs, make_step_inputs
+from scheduler_proc.computing.step.inputs import StepInputs
+from scheduler_proc.computing.step.packing import make_step_inputs
 from tests.checkpoints import VOCAB_SIZE, build_checkpoint, make_config
 from tests.scheduler_proc.computing.drive import Row, plan_batch
 
