@@ -10,12 +10,14 @@ from scheduler_proc.computing.kv_cache.page_sizes import PageSizes
 from scheduler_proc.computing.loading.cache_plan import CachePlan
 from scheduler_proc.computing.loading.family_loader import FamilyLoader
 from scheduler_proc.computing.loading.loaded_models import LoadedModels
-from scheduler_proc.computing.loading.roles import Role, find_configs, warn_if_large
+from scheduler_proc.computing.loading.roles import find_configs, warn_if_large
 from scheduler_proc.computing.loading.target import find_target, open_target
 from scheduler_proc.computing.loading.transformers_loader import TransformersLoader
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.registry import needs_transformers
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.runner import Runner
+from scheduler_proc.computing.step.inputs import Role
 
 
 def load_runner(config: Config, report: Report, kv_file: Path | None = None) -> Runner:
@@ -79,6 +81,8 @@ def measure_models(config: Config) -> tuple[int, PageSizes]:
     with refused_errors(config.facts.model_dir):
         target = find_target(config, find_backend(config.model), Place(1), lambda *_: None)
         loaders = [FamilyLoader(role, own, target) for role, own in find_configs(config).items()]
-        descriptions = {role: model for loader in loaders for role, model in loader.descriptions.items()}
+        descriptions = dict[Role, ModelDescription]()
+        for loader in loaders:
+            descriptions |= loader.descriptions
         sizes = CachePlan(config, descriptions, target.placement, target.limits).sizes
         return sum(loader.count_bytes() for loader in loaders), sizes

@@ -17,6 +17,7 @@ SPINE = [
     "scheduler_proc/deciding/pages/block_allocator.py",
     "scheduler_proc/deciding/pages/running_request.py",
     "scheduler_proc/deciding/rows/batch_columns.py",
+    "scheduler_proc/computing/load_runner.py",
     "scheduler_proc/computing/step/inputs.py",
     "scheduler_proc/computing/step/packing.py",
     "scheduler_proc/computing/step/shapes.py",
@@ -26,7 +27,7 @@ SPINE = [
     "scheduler_proc/computing/backends/cuda/forward_passes.py",
     "scheduler_proc/computing/backends/cuda/captured_steps.py",
 ]
-"""The files that every step passes through."""
+"""The files that loading and every step pass through."""
 
 FEATURES = re.compile(
     r"window|state_(slots?|sources?|rows)|has_states|cache\.states|hidden_slots|kept_hidden|adapter|lora|token_type"

@@ -9,11 +9,11 @@ from scheduler_proc.computing.kv_cache.kv_memory import KVMemory
 from scheduler_proc.computing.kv_cache.kv_tensors import GIB, KVTensors, allocate_cache, choose_num_pages
 from scheduler_proc.computing.kv_cache.page_sizes import PageSizes, page_bytes, size_pages
 from scheduler_proc.computing.loading.identity import identity_of
-from scheduler_proc.computing.loading.roles import Role
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.runner import StatePool
 from scheduler_proc.computing.step.features.windows import find_window
+from scheduler_proc.computing.step.inputs import Role
 from scheduler_proc.computing.step.shapes import StepLimits
 from scheduler_proc.computing.tiers.open_tiers import open_tiers
 from scheduler_proc.computing.tiers.page_copies import PageCopies
@@ -30,7 +30,7 @@ class CachePlan:
     ):
         self._config, self._placement, self._page_size = config, placement, config.cache.block_size
         self._main = models["main"]
-        self._others = {role: model for role, model in models.items() if role != "main"}
+        self._others: dict[Role, ModelDescription] = {role: model for role, model in models.items() if role != "main"}
         window = find_window(config, self._main)
         others_bytes = sum(page_bytes(model, self._page_size, placement) for model in self._others.values())
         self.sizes: PageSizes = size_pages(config, self._main, placement, limits, window, others_bytes)

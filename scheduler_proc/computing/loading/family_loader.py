@@ -11,7 +11,7 @@ from messages.config.server import Config
 from scheduler_proc.computing.backends.backend import ModelParts
 from scheduler_proc.computing.hf_config import HfConfig, read_hf_config
 from scheduler_proc.computing.loading.identity import memory_identity
-from scheduler_proc.computing.loading.roles import Models, Role, drafting_config, no_mtp_head
+from scheduler_proc.computing.loading.roles import Models, drafting_config, no_mtp_head
 from scheduler_proc.computing.loading.target import Target
 from scheduler_proc.computing.loading.weights import (
     Segments,
@@ -29,6 +29,7 @@ from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.mtp_decoder import MtpDecoder, describe_mtp
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.report import Report
+from scheduler_proc.computing.step.inputs import Role
 
 if TYPE_CHECKING:
     from scheduler_proc.computing.loading.checkpoint import Checkpoint
@@ -42,7 +43,8 @@ class FamilyLoader:
     """Loads the model in this role, and its head of multi-token prediction if that drafts. Raises `BootError`."""
 
     def __init__(self, role: Role, config: Config, target: Target):
-        self._role, self._config, self._target = role, config, target
+        self._role: Role = role
+        self._config, self._target = config, target
         hf_config = read_hf_config(Path(config.facts.model_dir))
         self._family = find_family(hf_config)
         self._shard = Shard(self._describe(hf_config), target.parallel.rank, target.parallel.size)
@@ -50,8 +52,7 @@ class FamilyLoader:
         """The models that it loads."""
         if self._shard.own.mtp is not None:
             self.descriptions["mtp"] = describe_mtp(self._shard.own)
-        described = self.descriptions.items()
-        self._limits = {role: target.limits.of_model(config, model, role) for role, model in described}
+        self._limits = {role: target.limits.of_model(config, model, role) for role, model in self.descriptions.items()}
 
     def load(self, report: Report, *, is_shared_only: bool) -> Models | None:
         """Returns the models; `None` if only shared weights may be used and there are none."""
@@ -118,7 +119,7 @@ class FamilyLoader:
         config, target, model = self._config, self._target, self._shard.own
         limits, max_len = self._limits, config.facts.max_model_len
         main = DescribedDecoder(model, weights, max_len, target.parallel, self._open_adapters(weights), self._dense())
-        models = {self._role: ModelParts(config, main, limits[self._role], target.placement)}
+        models: dict[Role, ModelParts] = {self._role: ModelParts(config, main, limits[self._role], target.placement)}
         if model.mtp is not None:
             head = MtpDecoder(main, weights, max_len)
             models["mtp"] = ModelParts(drafting_config(config), head, limits["mtp"], target.placement)

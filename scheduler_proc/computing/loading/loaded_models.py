@@ -10,10 +10,12 @@ from scheduler_proc.computing.backends.backend import RunnerFactory
 from scheduler_proc.computing.kv_cache.kv_memory import KVMemory
 from scheduler_proc.computing.loading.cache_plan import CachePlan
 from scheduler_proc.computing.loading.identity import memory_identity
-from scheduler_proc.computing.loading.roles import Models, Role
+from scheduler_proc.computing.loading.roles import Models
 from scheduler_proc.computing.loading.target import Target
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.runner import NO_PARTS, Publish, Runner, RunnerParts
+from scheduler_proc.computing.step.inputs import Role
 
 Factories = dict[Role, RunnerFactory]
 
@@ -76,8 +78,8 @@ class LoadedModels:
         return factories
 
     def _plan_caches(self) -> CachePlan:
-        main, descriptions = self.models["main"], {role: each.decoder.model for role, each in self.models.items()}
-        return CachePlan(main.config, descriptions, self.target.placement, self.target.limits)
+        descriptions: dict[Role, ModelDescription] = {role: each.decoder.model for role, each in self.models.items()}
+        return CachePlan(self.models["main"].config, descriptions, self.target.placement, self.target.limits)
 
     def _count_pages(self, factories: Factories, plan: CachePlan, memory: KVMemory | None) -> int:
         """Returns the pages of the KV cache: as many as in `memory`, or as the flags and the free memory allow."""

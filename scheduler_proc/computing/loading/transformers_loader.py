@@ -6,9 +6,10 @@ from messages.config.server import Config
 from messages.errors import BootError
 from runtime.transformers_import import import_transformers
 from scheduler_proc.computing.backends.backend import ModelParts
-from scheduler_proc.computing.loading.roles import Models, Role, no_mtp_head
+from scheduler_proc.computing.loading.roles import Models, no_mtp_head
 from scheduler_proc.computing.loading.target import Target
 from scheduler_proc.computing.report import Report
+from scheduler_proc.computing.step.inputs import Role
 from scheduler_proc.computing.torch_import import import_fake_tensors
 
 
@@ -20,7 +21,8 @@ class TransformersLoader:
             raise BootError("--lora, --max-loras: adapters need a model family of ours, not transformers' code")
         if config.scheduling.speculative == "mtp":
             raise no_mtp_head(config)
-        self._role, self._target = role, target
+        self._role: Role = role
+        self._target = target
         self._config = replace(config, model=replace(config.model, enforce_eager=True))
 
     def load(self, report: Report, *, is_shared_only: bool) -> Models | None:
