@@ -20,7 +20,7 @@ from messages.columns import INT32
 from messages.ring.cache import CacheAnswer, CacheQuestion, ExplainCache, ListCache
 from scheduler_proc.deciding.pages.attached_pool import AttachedPool
 from scheduler_proc.deciding.pages.cache_questions import explain, find_end, list_nodes
-from scheduler_proc.deciding.pages.page_keys import cut_at_span
+from scheduler_proc.deciding.pages.page_keys import leading_ids
 from scheduler_proc.deciding.pages.page_observer import PageObserver
 from scheduler_proc.deciding.pages.pages import PagePool
 from scheduler_proc.deciding.pages.radix import Node, RadixTree
@@ -185,7 +185,7 @@ class BlockAllocator:
         if req.node.children:
             tail = req.page_key(req.num_shared_pages * self.page_size, len(req.token_ids), self.page_size)
             found.frombytes(self._tree.find_continuation(req.node, req.pending.salt, tail, 4 * num_tokens))
-        return cut_at_span(found)
+        return leading_ids(found)
 
     def grow(self, req: Req, num_tokens: int) -> bool:
         """Gives `req` room for `num_tokens` in all, evicting if needed; returns False if there is too little room."""

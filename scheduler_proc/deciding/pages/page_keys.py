@@ -47,7 +47,7 @@ def page_key(token_ids: "array[int]", spans: Sequence[PromptSpan], start: int, e
     return bytes(parts)
 
 
-def cut_at_span(key: "array[int]") -> "array[int]":
+def leading_ids(key: "array[int]") -> "array[int]":
     """Returns the ids of a key before its first page with tokens of a span."""
     return key if not key or min(key) >= 0 else key[: next(index for index, word in enumerate(key) if word < 0)]
 

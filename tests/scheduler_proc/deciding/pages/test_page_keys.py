@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from messages.ring.spans import PromptSpan
-from scheduler_proc.deciding.pages.page_keys import cut_at_span, page_key
+from scheduler_proc.deciding.pages.page_keys import leading_ids, page_key
 from tests.scheduler_proc.simulated_spans import span_of
 
 SIZE = 4
@@ -69,7 +69,7 @@ def test_every_order_of_two_spans_in_a_page_has_its_own_key():
 
 def test_guesses_end_before_a_page_of_a_span():
     key = array("i", page_key(IDS, [span_of(9, 1)], 0, 16, SIZE))
-    assert list(cut_at_span(key)) == [9] * 8
-    assert cut_at_span(key[:8]) == key[:8]
-    assert list(cut_at_span(key[8:])) == []
-    assert list(cut_at_span(array("i"))) == []
+    assert list(leading_ids(key)) == [9] * 8
+    assert leading_ids(key[:8]) == key[:8]
+    assert list(leading_ids(key[8:])) == []
+    assert list(leading_ids(array("i"))) == []
