@@ -16,7 +16,7 @@ from kernels.arguments.codes import BLOCK, GROUP, Bits, Codes
 from kernels.arguments.lora_slots import LoraSlots, TokenAdapters
 from kernels.arguments.packed_blocks import FORMS, PackedBlocks
 from kernels.arguments.packed_fp8 import PackedFp8
-from kernels.arguments.paged_kv import PagedKV
+from kernels.arguments.paged_kv import InPlace, PagedKV
 from kernels.arguments.routes import MOST_EXPERTS, Routes, Routing
 from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.cpu.addresses import address_of, addresses_of
@@ -118,26 +118,27 @@ def gelu(kernel: Kernel, x_TF: Tensor, kind: str) -> Tensor:
 def rotate_store(
     kernel: Kernel,
     heads_TAD: Tensor,
-    cache: PagedKV | None,
+    cache: PagedKV | InPlace | None,
     tables: RopeTables | None,
     positions_T: Tensor,
     slots_T: Tensor,
     norms: HeadNorms | None,
 ) -> Tensor:
-    if cache is not None and not has_kernel(cache, heads_TAD.dtype):
+    stored = cache if isinstance(cache, PagedKV) else None
+    if stored is not None and not has_kernel(stored, heads_TAD.dtype):
         return NotImplemented
-    num_kv_heads, addresses = (0, [None] * 4) if cache is None else (cache.num_heads, cache.addresses)
+    num_kv_heads = 0 if cache is None else cache.num_heads
     num_heads = heads_TAD.shape[1] - 2 * num_kv_heads
     cos_MX, sin_MX, query_row = tables or (None, None, 0)
     kernel(
         *addresses_of(heads_TAD, cos_MX, sin_MX, positions_T, slots_T),
-        *addresses,
+        *([None] * 4 if stored is None else stored.addresses),
         *([None] * 3 if norms is None else addresses_of(*norms.weights)),
         *(len(heads_TAD), num_heads, num_kv_heads, heads_TAD.shape[2]),
         0 if cos_MX is None else cos_MX.shape[1],
         query_row,
         0.0 if norms is None else norms.eps,
-        cache is not None and cache.keys.dtype == torch.float16,
+        stored is not None and stored.keys.dtype == torch.float16,
     )
     return heads_TAD[:, :num_heads]
 

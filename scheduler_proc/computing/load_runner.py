@@ -342,7 +342,7 @@ def _limit(
     config: Config, model: ModelDescription, limits: StepLimits, *, is_draft: bool
 ) -> tuple[int | None, StepLimits]:
     """Returns the window of the layers with window pages, if any have, and the limits of the model's steps."""
-    window, has_states = None if is_draft else find_window(config, model), bool(model.recurrents)
+    window, has_states = None if is_draft else find_window(config, model), model.has_states
     has_adapters = bool(config.model.num_lora_slots) and not is_draft
     if has_states and is_draft:
         raise BootError("--draft-model: the draft model has recurrent layers, which are not supported for drafts")

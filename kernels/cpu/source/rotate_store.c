@@ -120,7 +120,7 @@ INLINE void NAME(turn_heads)(const NAME(rotate_store_call) *call, element *in, e
 static void NAME(rotate_store_token)(const void *data, int64_t token) {
   const NAME(rotate_store_call) *call = data;
   const int64_t head_dim = call->head_dim, kv_size = call->num_kv_heads * head_dim;
-  const int64_t slot = call->slots[token], query_size = call->num_heads * head_dim;
+  const int64_t slot = call->keys ? call->slots[token] : 0, query_size = call->num_heads * head_dim;
   element *query = call->heads + token * (query_size + 2 * kv_size), *key = query + query_size;
   element *value = key + kv_size;
   const float *cosines = call->cosines ? call->cosines + call->positions[token] * call->half : 0;
@@ -128,10 +128,10 @@ static void NAME(rotate_store_token)(const void *data, int64_t token) {
   const int64_t to_query = call->query_row * call->half;
   NAME(turn_heads)(call, query, query, call->query_weight, call->num_heads, cosines + to_query, sines + to_query);
   if (slot < 0 || !kv_size) return;
-  const int is_stored_later = call->key_scales || call->is_float16;
-  element *out = is_stored_later ? key : (element *)call->keys + slot * kv_size;
+  const int is_stored_later = call->key_scales || call->is_float16, stays = !call->keys || is_stored_later;
+  element *out = stays ? key : (element *)call->keys + slot * kv_size;
   NAME(turn_heads)(call, key, out, call->key_weight, call->num_kv_heads, cosines, sines);
-  out = is_stored_later ? value : (element *)call->values + slot * kv_size;
+  out = stays ? value : (element *)call->values + slot * kv_size;
   NAME(turn_heads)(call, value, out, call->value_weight, call->num_kv_heads, 0, 0);
   if (call->key_scales) NAME(store_codes)(call, key, value, slot);
 #if !IS_BFLOAT16
@@ -144,7 +144,7 @@ static void NAME(rotate_store_token)(const void *data, int64_t token) {
 /* heads: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: query, key and value heads. cosines and sines: [positions,
    half], or null for no rotation; those of queries are `query_row` rows later. keys, values: [slots, num_kv_heads, head_dim],
    codes if there are scales [slots, num_kv_heads], float16 if `is_float16`, which is so for elements of float32 alone. query_weight, key_weight, value_weight: [head_dim], or null for no norm.
-   With no key/value heads only queries are turned. */
+   Without `keys` the key and value heads, if there are any, stay in `heads`, as queries do. */
 PUBLIC void NAME(rotate_store)(element *heads, const float *cosines, const float *sines, const int32_t *positions,
                            const int64_t *slots, void *keys, void *values, uint16_t *key_scales,
                            uint16_t *value_scales, const element *query_weight, const element *key_weight,

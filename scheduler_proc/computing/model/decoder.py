@@ -4,18 +4,16 @@ Shape legend: T tokens of the step, E embedding size, A values of all query head
 S slots.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from kernels.arguments.paged_kv import PagedKV
-from kernels.arguments.rows import RopeTables
-from kernels.arguments.state_rows import LayerState
 from kernels.operations.hidden_states import store_hidden
 from scheduler_proc.computing.model.adapters import Adapters
+from scheduler_proc.computing.model.blocks.context import BlockContext
 from scheduler_proc.computing.model.blocks.embedding import Embedding, embedding_parameters
 from scheduler_proc.computing.model.blocks.head import Head, head_parameters
 from scheduler_proc.computing.model.blocks.layer import Layer, Stream, layer_parameters
@@ -24,7 +22,7 @@ from scheduler_proc.computing.model.blocks.mtp_inputs import mtp_parameters
 from scheduler_proc.computing.model.blocks.norm import Norm, norm_parameters
 from scheduler_proc.computing.model.blocks.pooler import DenseLayer, Pooler
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_tensor
-from scheduler_proc.computing.model.description import LayerDescription, ModelDescription, RopeDescription
+from scheduler_proc.computing.model.description import LayerDescription, ModelDescription
 from scheduler_proc.computing.model.parameters import Parameter
 from scheduler_proc.computing.model.position_biases import POSITION_BIAS, bias_parameters, spread_buckets
 from scheduler_proc.computing.model.rope_tables import make_rope_tables
@@ -35,7 +33,8 @@ from scheduler_proc.computing.step.inputs import StepInputs, StepRows
 LayerKind = tuple[LayerDescription, tuple[str, ...]]
 """A description and the formats of the weights: layers of one kind compute the same on different weights."""
 
-NO_STATES: Mapping[int, LayerState] = MappingProxyType({})
+Memory = Sequence[Sequence[Any]]
+"""By layer, what each of its mixers keeps of tokens: `Mixer` in `blocks/layer.py`."""
 
 ComputeLayers = Callable[[Callable[[int], None], Sequence[int]], None]
 """Computes the layers with these indices, in order, with the given function for one layer."""
@@ -74,16 +73,14 @@ class Decoder(Protocol):
     def forward(
         self,
         step: StepInputs,
-        layer_caches: Mapping[int, PagedKV],
+        memory: Memory,
         room: Activations = NEW_MEMORY,
         compute_middle: ComputeLayers | None = None,
-        states: Mapping[int, LayerState] = NO_STATES,
         hidden_SE: Tensor | None = None,
     ) -> Tensor:
-        """Returns what `logits` takes for `step.head_tokens`, [N, E], and stores all tokens' K and V in the caches.
+        """Returns what `logits` takes for `step.head_tokens`, [N, E], and stores what mixers keep of all tokens.
 
-        `layer_caches` has an entry for each layer with attention, `states` for each recurrent one. `hidden_SE` has the
-        final hidden states of tokens, if they are kept for a head of multi-token prediction.
+        `hidden_SE` has the final hidden states of tokens, if they are kept for a head of multi-token prediction.
         Results of operations, including the returned one, may be placed in `room`. `compute_middle`, if given, computes
         layers in the middle.
         """
@@ -130,18 +127,16 @@ class DescribedDecoder:
         self.embedding = Embedding(model, weights, parallel, dtype) if shared is None else shared.embedding
         self._layer_inputs = LayerInputs(model, weights) if model.layer_inputs_size else None
         device = self._final_norm.weight_E.device
-        tables: dict[tuple[RopeDescription | None, int], RopeTables | None] = {}
         bias_HX = spread_buckets(pop_tensor(weights, POSITION_BIAS)) if model.num_buckets else None
+        rope_tables = cache(partial(make_rope_tables, num_positions=max_model_len, device=device))
+        context = BlockContext(parallel, rope_tables, bias_HX)
         self._layers: list[Layer] = []
         self.layer_kinds: list[LayerKind] = []
         for index, layer in enumerate(model.layers):
-            rope, head_dim = (layer.attention.rope, layer.attention.head_dim) if layer.attention else (None, 0)
-            if (rope, head_dim) not in tables:
-                tables[rope, head_dim] = rope and make_rope_tables(rope, head_dim, max_model_len, device)
             names = [parameter.name for parameter in layer_parameters(f"layers.{index}", layer, model.hidden_size)]
             formats = tuple(weights[name].format.name for name in names if name in weights)
             self.layer_kinds.append((layer, formats))
-            self._layers.append(Layer(index, layer, weights, tables[rope, head_dim], parallel, bias_HX))
+            self._layers.append(Layer(index, layer, weights, context))
         self.pooler = Pooler(model.classifier, weights, dense, device) if model.classifier or dense else None
         self._head = Head(model, weights, self.embedding.tokens_VE, parallel) if shared is None else shared._head
 
@@ -162,17 +157,16 @@ class DescribedDecoder:
     def forward(
         self,
         step: StepInputs,
-        layer_caches: Mapping[int, PagedKV],
+        memory: Memory,
         room: Activations = NEW_MEMORY,
         compute_middle: ComputeLayers | None = None,
-        states: Mapping[int, LayerState] = NO_STATES,
         hidden_SE: Tensor | None = None,
     ) -> Tensor:
         """Returns the final hidden states of `step.head_tokens`, [N, E]; keeps those of all tokens in `hidden_SE`."""
         residual_TE = self.embedding(step, room.residual)
         if self.adapters is not None and step.adapter_slots is not None:
             self.adapters.tables.embed(step, step.adapter_slots, residual_TE)
-        hidden_TE = self.compute_layers(residual_TE, step, layer_caches, room, compute_middle, states)
+        hidden_TE = self.compute_layers(residual_TE, step, memory, room, compute_middle)
         if self.model.mtp is None:
             return hidden_TE
         assert hidden_SE is not None
@@ -183,10 +177,9 @@ class DescribedDecoder:
         self,
         residual_TE: Tensor,
         step: StepInputs,
-        layer_caches: Mapping[int, PagedKV],
+        memory: Memory,
         room: Activations,
         compute_middle: ComputeLayers | None,
-        states: Mapping[int, LayerState] = NO_STATES,
     ) -> Tensor:
         """Returns the final hidden states of `step.head_tokens`, or of all tokens if they are kept, [N, E].
 
@@ -208,8 +201,7 @@ class DescribedDecoder:
             if index > narrow_at and not len(stream.residual):
                 return
             is_narrow = index == narrow_at and not (keeps_all or step.all_go_to_head)
-            cache, state = layer_caches.get(index), states.get(index, ())
-            self._layers[index].apply(stream, cache, state, is_narrow=is_narrow)
+            self._layers[index].apply(stream, memory[index], is_narrow=is_narrow)
             if is_narrow and index < last:
                 stream.rows, stream.attended = rows.at_head(), stream.attended[: len(stream.residual)]
 

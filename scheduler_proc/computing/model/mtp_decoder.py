@@ -7,20 +7,17 @@ model has computed the token; so it can draft the next one.
 Shape legend: T tokens of the step, E embedding size, N tokens with logits, S slots.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from kernels.arguments.paged_kv import PagedKV
-from kernels.arguments.state_rows import LayerState
 from kernels.operations.hidden_states import store_hidden
 from scheduler_proc.computing.model.adapters import Adapters
 from scheduler_proc.computing.model.blocks.mtp_inputs import MtpInputs
 from scheduler_proc.computing.model.blocks.pooler import Pooler
 from scheduler_proc.computing.model.blocks.weights import Weights
-from scheduler_proc.computing.model.decoder import NO_STATES, ComputeLayers, DescribedDecoder
+from scheduler_proc.computing.model.decoder import ComputeLayers, DescribedDecoder, Memory
 from scheduler_proc.computing.model.description import MTP
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
 from scheduler_proc.computing.step.inputs import StepInputs
@@ -50,10 +47,9 @@ class MtpDecoder:
     def forward(
         self,
         step: StepInputs,
-        layer_caches: Mapping[int, PagedKV],
+        memory: Memory,
         room: Activations = NEW_MEMORY,
         compute_middle: ComputeLayers | None = None,
-        states: Mapping[int, LayerState] = NO_STATES,
         hidden_SE: Tensor | None = None,
     ) -> Tensor:
         """Returns the hidden states of `step.head_tokens`, [N, E], and keeps them in `step.hidden_slots`."""
@@ -62,6 +58,6 @@ class MtpDecoder:
         assert slots_N is not None
         embedded_TE = self._decoder.embedding(step, room.normed)
         residual_TE = self._inputs(step, embedded_TE, hidden_SE, room.residual)
-        hidden_NE = self._decoder.compute_layers(residual_TE, step, layer_caches, room, compute_middle)
+        hidden_NE = self._decoder.compute_layers(residual_TE, step, memory, room, compute_middle)
         store_hidden(hidden_NE, slots_N if step.all_go_to_head else slots_N[step.head_tokens], hidden_SE)
         return hidden_NE
