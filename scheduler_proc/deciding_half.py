@@ -51,25 +51,24 @@ def make_scheduler(
             each.wake = wake
     is_sharing = config.cache.enable_prefix_caching
     cache = open_cache(runner.num_pages, page_size, is_sharing, memory, store, runner.windows, runner.states)
+    if config.model.num_lora_slots:
+        cache.add_observer(make_adapter_slots(config, runner, wake))
     journal = cache.find_observer(PageJournal)
     if journal is not None and journal.num_recovered + journal.num_dropped:
         log.info("%d pages of the KV cache are taken over, %d dropped", journal.num_recovered, journal.num_dropped)
     return Scheduler(
         cache,
-        Limits(facts.max_model_len, facts.vocab_size, facts.eos_token_ids),
+        Limits(facts.max_model_len, facts.vocab_size, facts.eos_token_ids, config.model.num_lora_slots > 0),
         budget,
         make_draft_planner(config, runner, cache),
         grammars,
         plans_decodes_alone=not runner.can_overlap,
-        adapters=make_adapter_slots(config, runner, wake),
     )
 
 
-def make_adapter_slots(config: Config, runner: Runner, wake: Callable[[], None] | None) -> AdapterSlots | None:
-    """Returns the slots of LoRA adapters, `None` if LoRA is off. Raises `BootError` for an adapter that is unusable."""
+def make_adapter_slots(config: Config, runner: Runner, wake: Callable[[], None] | None) -> AdapterSlots:
+    """Returns the slots of LoRA adapters. Raises `BootError` for an adapter that is unusable."""
     num_slots = config.model.num_lora_slots
-    if not num_slots:
-        return None
     if config.first_engine > 1:
         raise BootError("LoRA adapters are files of the server's machine: engines on other machines cannot read them")
     assert isinstance(runner, AdapterRunner)

@@ -131,9 +131,10 @@ class Stepper:
         has_news: Callable[[], bool] = lambda: False,
     ):
         self.launch: Launch = runner.launch
-        if scheduler.adapters is not None:
+        adapters = scheduler.cache.find_observer(AdapterSlots)
+        if adapters is not None:
             assert isinstance(runner, AdapterRunner)
-            self.launch = partial(_place_and_launch, runner, scheduler.adapters)
+            self.launch = partial(_place_and_launch, runner, adapters)
         self._draft_runner = runner.draft_runner
         self._clock = clock
         self._scheduler = scheduler

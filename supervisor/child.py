@@ -16,11 +16,10 @@ from messages.control.processes import FRONTEND, PREDECESSOR, SUCCESSOR, kind_of
 from runtime.forked_process import MODULE_INDEX, ForkedProcess, open_process
 from supervisor.early_scheduler import EarlyScheduler
 from supervisor.log_ring import LogRing
+from supervisor.output_lines import OutputLines
 from supervisor.python_process import ROOT, python_environment
 
 NUM_LAST_LINES = 30
-READ_BYTES = 1 << 16
-MAX_LINE_BYTES = 1 << 16
 
 END_LOOK_S = 0.005
 """Between two looks at a process that has closed its output: its end can be noticed some milliseconds later, when the
@@ -103,7 +102,7 @@ class Child:
         """How the latest incarnation ended."""
         self._why_killed = ""
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
-        self._unfinished_line = b""
+        self._output: OutputLines | None = None
 
     @property
     def is_front(self) -> bool:
@@ -175,23 +174,15 @@ class Child:
         self.is_silent = False
         self.ending = ""
         self._why_killed = ""
-        self._unfinished_line = b""
+        self._output = None if self._process is None else OutputLines(descriptor)
         self.last_lines.clear()
 
     def read_output(self) -> list[str]:
         """Returns the lines that the process has written, and never waits; `is_silent` is true after the last."""
-        if self._process is None or self.is_silent:
+        lines = None if self._output is None or self.is_silent else self._output.read()
+        if self._output is None or lines is None:
             return []
-        try:
-            data = os.read(self.descriptor, READ_BYTES)
-        except BlockingIOError:
-            return []
-        self.is_silent = not data
-        *whole, rest = (self._unfinished_line + data).split(b"\n")
-        if rest and (self.is_silent or len(rest) >= MAX_LINE_BYTES):
-            whole, rest = [*whole, rest], b""
-        self._unfinished_line = rest
-        lines = [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in whole]
+        self.is_silent = self._output.has_ended
         self.last_lines.extend(lines)
         self.log.extend(lines)
         return lines

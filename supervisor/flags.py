@@ -122,7 +122,7 @@ def make_parser(names: Collection[str] | None = None) -> argparse.ArgumentParser
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
     )
     parser.add_argument("--version", action="version", version=f"sluice {VERSION}")
-    parser.add_argument("-h", "--help", action=_HelpAction, nargs=0, help="show the flags that most people need")
+    parser.add_argument("-h", "--help", action=_HelpAction, nargs=0, help="show the common flags")
     parser.add_argument("--help-all", action=_HelpAction, nargs=0, help="show all flags")
     for struct in find_sections().values():
         fields = [

@@ -126,16 +126,15 @@ LAYERS = {
         "scheduler_proc/deciding/scheduler.py",
         "scheduler_proc/deciding/schedule_reports.py",
         "scheduler_proc/deciding/policy.py scheduler_proc/deciding/results.py scheduler_proc/deciding/refusals.py",
-        "scheduler_proc/deciding/drafting/draft_planner.py scheduler_proc/deciding/row_results.py "
-        "scheduler_proc/deciding/step_plan.py scheduler_proc/deciding/step_size.py",
+        "scheduler_proc/deciding/row_results.py scheduler_proc/deciding/step_plan.py "
+        "scheduler_proc/deciding/step_size.py",
         "scheduler_proc/deciding/in_flight.py",
         "scheduler_proc/deciding/stages.py scheduler_proc/deciding/isolation.py "
-        "scheduler_proc/deciding/adapter_slots.py",
-        "scheduler_proc/deciding/drafting/draft_model.py scheduler_proc/deciding/drafting/drafts.py",
+        "scheduler_proc/deciding/adapter_slots.py scheduler_proc/deciding/drafting",
         "scheduler_proc/deciding/rows",
         "scheduler_proc/deciding/waiting_queue.py scheduler_proc/deciding/plan_notes.py scheduler_proc/deciding/pages",
         "scheduler_proc/deciding/requests.py",
-        "scheduler_proc/deciding/drafting scheduler_proc/deciding/tasks",
+        "scheduler_proc/deciding/tasks",
         "scheduler_proc/deciding/sampling",
     ),
     "kernels": (
@@ -394,7 +393,7 @@ def test_no_files_import_each_other_in_a_circle():
         ("frontend/recovery/quarantine.py", "frontend.metrics.distribution"),
         ("supervisor/lifecycle.py", "supervisor.admin.tasks"),
         ("scheduler_proc/deciding/pages/block_allocator.py", "scheduler_proc.deciding.rows.decode_rows"),
-        ("scheduler_proc/deciding/drafting/draft_state.py", "scheduler_proc.deciding.requests"),
+        ("scheduler_proc/deciding/rows/decode_rows.py", "scheduler_proc.deciding.drafting.draft_state"),
         ("scheduler_proc/deciding/requests.py", "scheduler_proc.deciding.pages.radix"),
         ("kernels/gpu/rms_norm.py", "kernels.operations.rms_norm"),
         ("kernels/cpu/launchers.py", "kernels.gpu.launch_table"),

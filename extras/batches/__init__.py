@@ -7,10 +7,6 @@ EXTRA = Extra(
     config="extras.batches.config:BatchConfig",
     frontend="extras.batches.part",
     commands={
-        "batch": ExtraCommand(
-            "extras.batches.command:add_options",
-            "answer the requests of a file, without a server that stays",
-            num_words=3,
-        )
+        "batch": ExtraCommand("extras.batches.command:add_options", "run a file of requests and exit", num_words=3)
     },
 )

@@ -15,19 +15,23 @@ class BatchConfig(ExtraConfig, frozen=True, kw_only=True):
     batch_dir: Annotated[
         str,
         Meta(
-            description="directory in which /v1/files and /v1/batches keep their files, also from run to run (default: "
-            "none, and these are refused)"
+            description="directory for the files of /v1/files and /v1/batches, kept across restarts (default: "
+            "none; these endpoints are disabled)"
         ),
     ] = ""
     batch_dir_gb: Annotated[
-        float, Meta(gt=0, description="GiB of files in --batch-dir beyond which none is taken; results still are")
+        float,
+        Meta(
+            gt=0,
+            description="maximum size of uploaded files in --batch-dir in GiB; results are still written beyond it",
+        ),
     ] = 10.0
     max_batch_file_mb: float = 200.0
     """Largest file of a batch in MiB, the limit of OpenAI. Not a flag."""
     batch_run: Annotated[
         tuple[str, ...],
         Meta(
-            description="answer the requests in the first of two files, write the results to the second, and end "
+            description="run the requests of the first file, write the results to the second, and exit "
             "(launch.py batch)",
             extra={"metavar": "FILE", "hidden": True},
         ),

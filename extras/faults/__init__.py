@@ -7,9 +7,5 @@ EXTRA = Extra(
     config="extras.faults.config:FaultsConfig",
     process="extras.faults.faults",
     redact="extras.faults.faults:redact_poisons",
-    commands={
-        "inject": ExtraCommand(
-            "extras.faults.inject:add_options", "do something wrong on purpose, to see what follows", needs_server=True
-        )
-    },
+    commands={"inject": ExtraCommand("extras.faults.inject:add_options", "inject a fault", needs_server=True)},
 )

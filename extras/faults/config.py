@@ -13,5 +13,5 @@ class FaultsConfig(ExtraConfig, frozen=True, kw_only=True):
     EXTRA: ClassVar[str] = "faults"
 
     enable_fault_injection: Annotated[
-        bool, Meta(description="obey `launch.py inject`: processes die, frames are lost, on purpose")
+        bool, Meta(description="allow `launch.py inject` to kill processes and drop frames, for testing")
     ] = False

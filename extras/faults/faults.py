@@ -109,8 +109,9 @@ class Faults:
         """Puts the faults of a scheduler into the places where they would occur."""
         stepper.launch = self.poisoned(stepper.launch)
         scheduler.starve(self.starved)
-        if scheduler.journal is not None:
-            self.damage_pages = scheduler.journal.damage
+        for observer in scheduler.cache.observers:
+            if observer.outlives_process:
+                self.damage_pages = observer.damage
 
     def signal_self(self, command: wire.SignalSelf) -> ProcessResult:
         """Dies or stops, a moment after the answer."""

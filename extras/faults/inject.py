@@ -35,14 +35,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(execute=inject_fault)
     parser.epilog = EPILOG
     parser.add_argument("fault", choices=FAULTS)
-    parser.add_argument("target", nargs="?", default="", help="a process, or an edge FROM:TO")
-    parser.add_argument("--frames", type=int, default=1, metavar="N", help="frames that are affected (default: 1)")
-    parser.add_argument("--probability", type=float, default=0.0, metavar="P", help="of each frame to be affected")
-    parser.add_argument("--seconds", type=float, default=0.0, metavar="X", help="how long a stop or a delay lasts")
-    parser.add_argument("--uid", type=int, default=0, metavar="N", help="the request that is poisoned or starved")
-    parser.add_argument("--token-ids", default="", metavar="N,N,…", help="the poison in a prompt")
-    parser.add_argument("--pages", type=int, default=1, metavar="N", help="that are damaged (default: 1)")
-    parser.add_argument("--fail", action="store_true", help="the poisoned step raises in place of dying")
+    parser.add_argument("target", nargs="?", default="", help="process, or edge FROM:TO")
+    parser.add_argument("--frames", type=int, default=1, metavar="N", help="number of frames to affect (default: 1)")
+    parser.add_argument("--probability", type=float, default=0.0, metavar="P", help="probability per frame")
+    parser.add_argument("--seconds", type=float, default=0.0, metavar="X", help="duration of a stop or delay")
+    parser.add_argument("--uid", type=int, default=0, metavar="N", help="request to poison or starve")
+    parser.add_argument("--token-ids", default="", metavar="N,N,…", help="token IDs that make a prompt poisonous")
+    parser.add_argument("--pages", type=int, default=1, metavar="N", help="number of pages to damage (default: 1)")
+    parser.add_argument(
+        "--fail", action="store_true", help="the poisoned step raises an exception instead of killing the process"
+    )
 
 
 def inject_fault(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:

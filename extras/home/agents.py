@@ -97,8 +97,8 @@ def main() -> int:
     parser = program_parser("agents", __doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("agent", choices=AGENTS, metavar="NAME", help=f"one of {', '.join(AGENTS)}")
-    parser.add_argument("--model", default="", help="the name of a served model, if several servers run")
-    parser.add_argument("--exec", action="store_true", help="run the agent")
+    parser.add_argument("--model", default="", help="served model to use, if several servers run")
+    parser.add_argument("--exec", action="store_true", help="start the agent")
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options = parser.parse_args(sys.argv[1:end])
     try:

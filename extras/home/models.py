@@ -78,7 +78,7 @@ def size_text(num_bytes: int) -> str:
 def main() -> int:
     """Returns 0, 1 if a folder cannot be read."""
     parser = program_parser("models", __doc__)
-    parser.add_argument("folders", nargs="*", type=Path, metavar="DIR", help="folders with models or GGUF files")
+    parser.add_argument("folders", nargs="*", type=Path, metavar="DIR", help="directories with models or GGUF files")
     options = parser.parse_args()
     configs = [server.config for server in find_servers() if server.config.model.model]
     running = {str(Path(config.model.model).resolve()) for config in configs}

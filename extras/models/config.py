@@ -50,17 +50,17 @@ class ModelsConfig(ExtraConfig, frozen=True, kw_only=True):
     models: Annotated[
         tuple[str, ...],
         Meta(
-            description="serve several models, each loaded when a request names it: a directory of models, a file in "
-            "TOML with a table [models.NAME] for each (model, keep-alive, preload, and flags without dashes), or "
-            "NAME=PATH (also as --model NAME=PATH); other flags apply to each model",
+            description="serve several models, each loaded on its first request: a directory of models, a "
+            "TOML file with a [models.NAME] table per model (model, keep-alive, preload, and flags without dashes), "
+            "or NAME=PATH (also as --model NAME=PATH); other flags apply to every model",
             extra={"metavar": "MODELS", "short": True},
         ),
     ] = ()
     keep_alive: Annotated[
         str,
         Meta(
-            description="with --models: time without a request after which a model is unloaded, in seconds or as 90s, "
-            "5m, 1h30m; negative: never; a request's keep_alive overrides it",
+            description="with --models: idle time after which a model is unloaded, in seconds or as 90s, 5m, "
+            "1h30m; negative: never; a request's keep_alive overrides it",
             extra={"metavar": "TIME"},
         ),
     ] = "5m"
@@ -69,8 +69,8 @@ class ModelsConfig(ExtraConfig, frozen=True, kw_only=True):
             float,
             Meta(
                 gt=0,
-                description="with --models: GiB for weights and KV caches of all loaded models; the least recently "
-                "used is unloaded for another (default: 0.9 of what is available at the start)",
+                description="with --models: memory for the weights and KV caches of all loaded models in GiB; the "
+                "least recently used model is unloaded to make room (default: 0.9 of the memory available at start)",
             ),
         ]
         | None

@@ -27,8 +27,8 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ModelReport(msgspec.Struct, frozen=True, array_like=True):
-    """The state of one model. `description` is `None` until its files have been read; `url` is empty until its launcher
-    listens; `error`: why its latest launcher has ended, unless it was asked to."""
+    """The state of one model. `description` is `None` until its files have been read; `url`: where its launcher
+    listens, or will; `error`: why its latest launcher has ended, unless it was asked to."""
 
     name: str
     description: Description | None = None

@@ -22,9 +22,9 @@ from runtime.run_dir import RunDir
 from supervisor.child import how_it_ended
 from supervisor.console import Console
 from supervisor.model.gguf.cache import hold_directories
+from supervisor.output_lines import OutputLines
 from supervisor.run import FAILURE_EXIT_CODE, serve, server_commands
 
-READ_BYTES = 1 << 16
 KILL_MARGIN_S = 10.0
 """Beyond the model's own `--drain-timeout-s`, how long its server may take to end."""
 
@@ -41,9 +41,9 @@ class ModelServer:
         self.report = ModelReport(entry.name, run_dir=str(self.run_dir.path))
         self.descriptors: list[int] = []
         """Its process and its output, while it runs."""
+        self._output: OutputLines | None = None
         self._kill_at_s = float("inf")
         self._is_child = False
-        self._unfinished = b""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.run_dir.path.parent.mkdir(mode=0o700, exist_ok=True)
         self.note_description(read_description(self.directory))
@@ -77,8 +77,7 @@ class ModelServer:
         description = self.report.description
         if self.report.process != "none" or description is None or not description.config_file:
             return
-        for stale in (self.directory / "error", self.run_dir.address_file):  # a killed server leaves its address
-            stale.unlink(missing_ok=True)
+        (self.directory / "error").unlink(missing_ok=True)
         output = self.directory / "output"
         if not output.exists():
             os.mkfifo(output, 0o600)
@@ -96,8 +95,8 @@ class ModelServer:
 
     def _follow(self, pid: int) -> None:
         output = os.open(self.directory / "output", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        self.descriptors = [os.pidfd_open(pid), output]
-        self._set(process="running", pid=pid, url="", error="")
+        self.descriptors, self._output = [os.pidfd_open(pid), output], OutputLines(output)
+        self._set(process="running", pid=pid, url=f"unix:{self.run_dir.http_socket}", error="")
 
     def stop(self, timeout_s: float | None = None) -> None:
         """Makes the model's server finish its requests and end, for at most `timeout_s` (default: its own limit)."""
@@ -114,15 +113,14 @@ class ModelServer:
             signal.pidfd_send_signal(self.descriptors[0], number)
 
     def look(self, console: Console) -> None:
-        """Shows what its server has written, and notices its address and its end."""
-        if not self.descriptors:
+        """Shows what its server has written, and notices its end."""
+        if self._output is None:
             return
-        process, output = self.descriptors
-        has_ended = bool(select.select([process], [], [], 0)[0])
-        self._relay(output, console)
-        if not self.report.url:
-            with suppress(OSError):
-                self._set(url=self.run_dir.address_file.read_text(encoding="utf-8").strip())
+        has_ended = bool(select.select(self.descriptors[:1], [], [], 0)[0])
+        while not self._output.has_ended and (texts := self._output.read()) is not None:
+            if console.is_json:
+                texts = [_with_model(text, self.entry.name) if is_json_line(text) else text for text in texts]
+            console.relay(self.entry.name, self.report.pid, texts)
         if has_ended:
             self._note_end(console)
         elif time.monotonic() >= self._kill_at_s:
@@ -131,18 +129,7 @@ class ModelServer:
 
     def due_in_s(self) -> float:
         """Seconds until the next look is due, even if none of `descriptors` is readable."""
-        if self.report.process == "running" and not self.report.url:
-            return 0.005
         return max(0.0, self._kill_at_s - time.monotonic())
-
-    def _relay(self, output: int, console: Console) -> None:
-        with suppress(BlockingIOError):
-            while data := os.read(output, READ_BYTES):
-                *lines, self._unfinished = (self._unfinished + data).split(b"\n")
-                texts = [line.decode(errors="replace") for line in lines]
-                if console.is_json:
-                    texts = [_with_model(text, self.entry.name) if is_json_line(text) else text for text in texts]
-                console.relay(self.entry.name, self.report.pid, texts)
 
     def _note_end(self, console: Console) -> None:
         code, ending = None, "has ended"
@@ -155,7 +142,7 @@ class ModelServer:
             error = error and ((self.directory / "error").read_text(encoding="utf-8") or error)
         for descriptor in self.descriptors:
             os.close(descriptor)
-        self.descriptors, self._unfinished, self._is_child, self._kill_at_s = [], b"", False, float("inf")
+        self.descriptors, self._output, self._is_child, self._kill_at_s = [], None, False, float("inf")
         self._set(process="none", pid=0, url="", error=error)
         (self.directory / "pid").unlink(missing_ok=True)
 

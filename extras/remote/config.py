@@ -24,16 +24,16 @@ class RemoteConfig(ExtraConfig, frozen=True, kw_only=True):
     remote_engines: Annotated[
         tuple[str, ...],
         Meta(
-            description="addresses, an engine each, at which other machines join (`launch.py join`), besides the "
-            "engines of --data-parallel",
+            description="addresses on which engines of other machines join (`launch.py join`), one engine "
+            "each, in addition to --data-parallel",
             extra={"metavar": "tcp://HOST:PORT"},
         ),
     ] = ()
     ray: Annotated[
         str,
         Meta(
-            description="make Ray place the engines of --data-parallel on the nodes of its cluster at ADDRESS, as "
-            "ray.init takes it (without ADDRESS: the one on this machine); needs .venv/bin/pip install -e '.[ray]'",
+            description="place the --data-parallel engines on the nodes of the Ray cluster at ADDRESS "
+            "(without ADDRESS: the cluster on this machine); requires .venv/bin/pip install -e '.[ray]'",
             extra={"metavar": "ADDRESS", "const": "auto"},
         ),
     ] = ""
@@ -42,16 +42,16 @@ class RemoteConfig(ExtraConfig, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=32,
-            description="start and end engines with the load, up to this number (of --data-parallel, also with --ray); "
-            "0: their number stays",
+            description="autoscaling: maximum number of engines; starts and stops engines with the load (also "
+            "with --ray); 0: fixed number",
         ),
     ] = 0
     scaling: Annotated[
         tuple[str, ...],
         Meta(
-            description="with --max-engines: min, the fewest engines; up_tokens and up_s, an engine is added when more "
-            "prompt tokens per engine wait that long; down_s, one ends after that time without a waiting prompt and "
-            "with room in the others (default: min=1 up_tokens=4096 up_s=5 down_s=60)",
+            description="with --max-engines: min, the minimum number of engines; add an engine when more than "
+            "up_tokens prompt tokens per engine wait for up_s seconds; remove one after down_s seconds without a "
+            "waiting prompt, if the others have room",
             extra={"metavar": "NAME=NUMBER"},
         ),
     ] = ()

@@ -27,15 +27,26 @@ RETRY_INTERVAL_S = 0.5
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = program_parser("join", "Runs an engine of a server whose head is on another machine.")
-    parser.add_argument("address", metavar="tcp://HOST:PORT", help="one of the head's --remote-engines")
+    parser.add_argument("address", metavar="tcp://HOST:PORT", help="an address of the head's --remote-engines")
     parser.add_argument("--key-file", type=Path, required=True, metavar="FILE", help="a copy of the head's join.key")
-    parser.add_argument("--model", default="", metavar="DIR", help="the model here (default: where the head has it)")
-    parser.add_argument("--device", default="", metavar="cuda:N", help="the GPU (default: the first one)")
-    parser.add_argument("--cpu-threads", type=int, default=0, metavar="N", help="threads on a CPU (default: all cores)")
     parser.add_argument(
-        "--retry-s", type=float, default=60.0, metavar="X", help="how long to look for the head (default: 60)"
+        "--model",
+        default="",
+        metavar="DIR",
+        help="path of the model on this machine (default: the same path as on the head)",
     )
-    parser.add_argument("--once", action="store_true", help="end with the engine, and do not join again")
+    parser.add_argument("--device", default="", metavar="cuda:N", help="GPU to use (default: the first one)")
+    parser.add_argument(
+        "--cpu-threads", type=int, default=0, metavar="N", help="CPU threads (default: number of cores)"
+    )
+    parser.add_argument(
+        "--retry-s",
+        type=float,
+        default=60.0,
+        metavar="X",
+        help="seconds to keep trying to reach the head (default: 60)",
+    )
+    parser.add_argument("--once", action="store_true", help="exit when the engine ends instead of joining again")
     parser.add_argument("--parent-pid", type=int, default=0, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 

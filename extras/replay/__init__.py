@@ -6,14 +6,16 @@ EXTRA = Extra(
     name="replay",
     commands={
         "tail": ExtraCommand(
-            "extras.replay.frames:add_tail_options", "show frames between the processes as they come", needs_server=True
+            "extras.replay.frames:add_tail_options",
+            "print the frames between processes as they are sent",
+            needs_server=True,
         ),
-        "decode": ExtraCommand("extras.replay.frames:add_decode_options", "show recorded frames as JSON lines"),
+        "decode": ExtraCommand("extras.replay.frames:add_decode_options", "print recorded frames as JSON lines"),
         "diff": ExtraCommand(
-            "extras.replay.frames:add_diff_options", "show the first frame that differs between two recordings"
+            "extras.replay.frames:add_diff_options", "print the first difference between two recordings"
         ),
         "replay": ExtraCommand(
-            "extras.replay.command:add_options", "send recorded requests through a new server and compare what comes"
+            "extras.replay.command:add_options", "replay recorded requests on a new server and compare the results"
         ),
     },
 )

@@ -43,11 +43,17 @@ on what else is in its batch; in 16 bits they may.
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("directory", type=Path, metavar="DIR")
-    parser.add_argument("--only", choices=RING, default="", help="replay this process alone, from what it received")
     parser.add_argument(
-        "--speed", type=float, default=0.0, metavar="X", help="times the recorded speed (default: as fast as it goes)"
+        "--only", choices=RING, default="", help="replay only this process, from the frames it received"
     )
-    parser.add_argument("--uid", type=int, nargs="+", default=(), metavar="N", help="replay these requests alone")
+    parser.add_argument(
+        "--speed",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="multiple of the recorded speed (default: as fast as possible)",
+    )
+    parser.add_argument("--uid", type=int, nargs="+", default=(), metavar="N", help="replay only these requests")
     parser.set_defaults(execute=replay)
 
 

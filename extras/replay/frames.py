@@ -32,17 +32,17 @@ TIMELY = (ScheduleReport, Tokenized)
 
 
 def add_tail_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("edge", nargs="?", default="", metavar="EDGE", help="as scheduler:detokenizer (default: all)")
+    parser.add_argument("edge", nargs="?", default="", metavar="EDGE", help="SENDER:RECEIVER (default: all)")
     parser.add_argument(
-        "-n", "--lines", type=int, default=TAIL_FRAMES, metavar="N", help=f"frames to begin with ({TAIL_FRAMES})"
+        "-n", "--lines", type=int, default=TAIL_FRAMES, metavar="N", help=f"past frames (default: {TAIL_FRAMES})"
     )
-    parser.add_argument("--no-follow", action="store_true", help="end after those")
+    parser.add_argument("--no-follow", action="store_true", help="exit after the past frames")
     _add_redact(parser)
     parser.set_defaults(execute=tail)
 
 
 def add_decode_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", type=Path, metavar="FILE", help="a file of frames, or a directory of them")
+    parser.add_argument("path", type=Path, metavar="FILE", help="file or directory of frames")
     _add_redact(parser)
     parser.set_defaults(execute=decode)
 
@@ -179,5 +179,5 @@ def _as_json(record: Record, options: argparse.Namespace) -> str:
 
 def _add_redact(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--redact", action="store_true", help="put placeholders of the same length for texts and tokens"
+        "--redact", action="store_true", help="replace texts and tokens by placeholders of the same length"
     )

@@ -6,7 +6,7 @@ EXTRA = Extra(
     name="top",
     commands={
         "top": ExtraCommand(
-            "extras.top.top:add_options", "watch processes, steps, cache and requests as they change", needs_server=True
+            "extras.top.top:add_options", "show processes, steps, cache and requests live", needs_server=True
         )
     },
 )

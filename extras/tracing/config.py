@@ -16,8 +16,8 @@ class TracingConfig(ExtraConfig, frozen=True, kw_only=True):
     otlp_endpoint: Annotated[
         str,
         Meta(
-            description="collector that gets a trace of each request (OTLP over HTTP), as http://localhost:4318; needs "
-            ".venv/bin/pip install -e '.[otlp]'"
+            description="OpenTelemetry collector that receives a trace of each request (OTLP over HTTP), such "
+            "as http://localhost:4318; requires .venv/bin/pip install -e '.[otlp]'"
         ),
     ] = ""
 

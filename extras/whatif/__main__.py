@@ -51,17 +51,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def make_parser() -> argparse.ArgumentParser:
     parser = program_parser("whatif", __doc__)
     add = parser.add_argument
-    add("source", type=Path, metavar="RECORDING|TRACE", help="the requests")
-    add("--steps", type=Path, metavar="FILE", help="measured steps (default: those of the recording, or steps.json)")
+    add("source", type=Path, metavar="RECORDING|TRACE", help="recording or trace with the requests")
+    add("--steps", type=Path, metavar="FILE", help="measured step times (default: from the recording, or steps.json)")
     for name in ("max-num-seqs", "num-pages", "max-num-batched-tokens"):
-        add(f"--{name}", type=_counts, metavar="N,N,…", help="values to try (default: the calibrated one)")
-    add("--prefix-caching", dest="enable_prefix_caching", type=_switches, metavar="on,off", help="likewise")
-    add("--ttft-slo", type=_positive, metavar="X", help="seconds; finds how many requests a second keep p99 TTFT below")
-    add("--num-requests", type=_count, default=1000, metavar="N", help="the first ones (default: %(default)s)")
-    add("--skip-requests", type=_count, default=0, metavar="N", help="requests of a cold server, to skip (default: 0)")
-    add("--trace-speed", type=_positive, default=1.0, metavar="X", help="how much faster requests arrive (default: 1)")
-    add("--trace-scale", type=_positive, metavar="X", help="tokens for each of the trace (default: 95 %% fit)")
-    add("--pipeline-ms", type=_positive, metavar="X", help="what HTTP, tokenizer and detokenizer add to a TTFT")
+        add(f"--{name}", type=_counts, metavar="N,N,…", help="values to try (default: the calibrated value)")
+    add(
+        "--prefix-caching",
+        dest="enable_prefix_caching",
+        type=_switches,
+        metavar="on,off",
+        help="settings to try (default: the calibrated setting)",
+    )
+    add(
+        "--ttft-slo",
+        type=_positive,
+        metavar="X",
+        help="find the request rate at which p99 TTFT stays below this many seconds",
+    )
+    add(
+        "--num-requests",
+        type=_count,
+        default=1000,
+        metavar="N",
+        help="number of requests to simulate (default: %(default)s)",
+    )
+    add("--skip-requests", type=_count, default=0, metavar="N", help="number of warm-up requests to skip (default: 0)")
+    add("--trace-speed", type=_positive, default=1.0, metavar="X", help="speed-up of the arrival times (default: 1)")
+    add(
+        "--trace-scale",
+        type=_positive,
+        metavar="X",
+        help="tokens per token of the trace (default: 95 %% of requests fit)",
+    )
+    add("--pipeline-ms", type=_positive, metavar="X", help="time that HTTP, tokenizer and detokenizer add to TTFT")
     add("--json", action="store_true", help="print JSON")
     return parser
 

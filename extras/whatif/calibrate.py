@@ -75,8 +75,12 @@ def _make_arrivals(num_requests: int, step_s: float, config: Config, rng: np.ran
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0, 1 if the model cannot be run, 2 on bad usage."""
     parser = program_parser("calibrate", __doc__)
-    parser.add_argument("--out", type=Path, default=Path("steps.json"), metavar="FILE", help="default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=30.0, metavar="X", help="to measure (default: %(default)g)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("steps.json"), metavar="FILE", help="output file (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=30.0, metavar="X", help="duration of the measurement (default: %(default)g)"
+    )
     options, flags = parser.parse_known_args(arguments)
     try:
         if not options.seconds > 0:

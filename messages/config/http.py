@@ -17,19 +17,19 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     is_private: bool = False
     """It listens on a Unix socket in the run directory, which only this user can reach. Not a flag."""
     sse_keepalive_s: Annotated[
-        float, Meta(gt=0, description="seconds of silence after which a stream gets a comment line")
+        float, Meta(gt=0, description="seconds of silence after which a stream sends a keep-alive comment")
     ] = 15.0
-    max_body_mb: Annotated[float, Meta(gt=0, description="largest request body in MiB")] = 16.0
+    max_body_mb: Annotated[float, Meta(gt=0, description="maximum size of a request body in MiB")] = 16.0
     max_bodies_mb: float = 0.0
     """MiB for the bodies of all requests that are open or still arriving; 0: 16 of the largest. Not a flag."""
     strict_fields: Annotated[
-        bool, Meta(description="refuse bodies with fields that are not known here, also those of other servers' APIs")
+        bool, Meta(description="reject request bodies with unknown fields, including fields of other servers' APIs")
     ] = False
     allow_additional_properties: Annotated[
         bool,
         Meta(
-            description="in structured output, objects may have properties that their JSON schema does not name, "
-            "unless it forbids them (default: only if it allows them)"
+            description="structured output: objects may have properties beyond those in their JSON schema "
+            "unless it forbids them (default: only if the schema allows them)"
         ),
     ] = False
     request_timeout_s: (
@@ -37,7 +37,8 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
             float,
             Meta(
                 gt=0,
-                description="seconds after which a request without timeout_s ends with what it has (default: none)",
+                description="seconds after which a request without its own timeout_s ends with the output so far "
+                "(default: none)",
             ),
         ]
         | None
@@ -45,7 +46,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     slow_request_s: (
         Annotated[
             float,
-            Meta(ge=0, description="seconds after which the timeline of a request is logged (default: never)"),
+            Meta(ge=0, description="log the timeline of requests that take longer, in seconds (default: never)"),
         ]
         | None
     ) = None
@@ -53,47 +54,49 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Meta(
             ge=0,
-            description="responses of /v1/responses that each frontend keeps in memory, at 64 KiB each; the least "
-            "recently used are dropped first; 0: none",
+            description="maximum number of /v1/responses kept in memory per frontend, up to 64 KiB each; the "
+            "least recently used are dropped first; 0: none",
         ),
     ] = 1000
     api_key: Annotated[
         tuple[str, ...],
         Meta(
-            description="API keys: clients must send one as `Authorization: Bearer KEY`; @FILE reads them from a file, "
-            "one per line",
+            description="API keys, sent by clients as `Authorization: Bearer KEY`; @FILE reads one key per line",
             extra={"metavar": "KEY"},
         ),
     ] = ()
     admin_key: Annotated[
         tuple[str, ...],
         Meta(
-            description="admin keys: requests to /admin/… and for profiles must send one instead of an API "
-            "key; without any key these are refused; @FILE reads them from a file",
+            description="keys for /admin/… and profiles, used instead of an API key; without one these "
+            "endpoints are disabled; @FILE reads one key per line",
             extra={"metavar": "KEY"},
         ),
     ] = ()
     allowed_hosts: Annotated[
         tuple[str, ...],
         Meta(
-            description="host names under which clients reach the server, as llm.example or *.example; * for any "
-            "(default: on a loopback address localhost and *.localhost, elsewhere any; IP addresses always)",
+            description="accepted values of the Host header, such as llm.example or *.example; * allows any "
+            "(default: localhost and *.localhost when listening on a loopback address, otherwise any; IP addresses "
+            "are always accepted)",
             extra={"metavar": "HOST"},
         ),
     ] = ()
     cors_allow_origins: Annotated[
         tuple[str, ...],
         Meta(
-            description="origins whose web pages may use the server (its own too, behind a proxy that ends TLS or "
-            "changes Host); * for all",
+            description="origins whose web pages may use the server; * allows any; behind a proxy that "
+            "terminates TLS or rewrites Host, include the server's own origin",
             extra={"metavar": "ORIGIN"},
         ),
     ] = ()
-    root_path: Annotated[str, Meta(description="path under which a proxy serves this server, as /llm")] = ""
-    ssl_certfile: Annotated[str, Meta(description="certificate file (PEM), for https")] = ""
-    ssl_keyfile: Annotated[str, Meta(description="private key file (PEM) of the certificate")] = ""
+    root_path: Annotated[
+        str, Meta(description="path prefix under which a reverse proxy serves this server, such as /llm")
+    ] = ""
+    ssl_certfile: Annotated[str, Meta(description="TLS certificate file (PEM); enables https")] = ""
+    ssl_keyfile: Annotated[str, Meta(description="private key file (PEM) of the TLS certificate")] = ""
     ssl_ca_certs: Annotated[
-        str, Meta(description="file of authorities (PEM) that clients' certificates must come from")
+        str, Meta(description="file of CA certificates (PEM); clients must present a certificate signed by one of them")
     ] = ""
 
     def without_keys(self) -> "HttpConfig":

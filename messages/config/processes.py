@@ -11,33 +11,39 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     run_dir: Annotated[
         str,
-        Meta(description="directory of sockets and pids (default: sluice-UID-PORT under $XDG_RUNTIME_DIR or /tmp)"),
+        Meta(
+            description="directory for sockets and process IDs (default: sluice-UID-PORT in $XDG_RUNTIME_DIR or /tmp)"
+        ),
     ] = ""
     drain_timeout_s: Annotated[
         float,
-        Meta(ge=0, description="seconds for running requests to finish after Ctrl-C or SIGTERM"),
+        Meta(ge=0, description="seconds that running requests get to finish after Ctrl-C or SIGTERM"),
     ] = 30.0
     hang_timeout_s: Annotated[
         float,
         Meta(
             gt=0,
-            description="seconds without a heartbeat after which a process counts as hung and is restarted; no "
-            "heartbeat comes during a step, so this must exceed the longest step",
+            description="seconds without a heartbeat after which a process is considered hung and restarted; "
+            "must exceed the longest step, because no heartbeat is sent during a step",
         ),
     ] = 60.0
     boot_timeout_s: float = 600.0
     """Seconds that a process may go without progress while it starts. Not a flag."""
     tokenizer_workers: Annotated[
         int,
-        Meta(ge=1, le=64, description="processes that tokenize; `launch.py scale tokenizer N` changes it at run time"),
+        Meta(
+            ge=1,
+            le=64,
+            description="number of tokenizer processes; change it at run time with `launch.py scale tokenizer N`",
+        ),
     ] = 1
     frontend_workers: Annotated[
         int,
         Meta(
             ge=1,
             le=64,
-            description="processes that speak HTTP, on one port; each takes its share of --max-num-seqs + "
-            "--max-queued-requests",
+            description="number of HTTP processes on one port; --max-num-seqs + --max-queued-requests is "
+            "divided among them",
         ),
     ] = 1
     data_parallel: Annotated[
@@ -45,8 +51,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=32,
-            description="engines: schedulers that share the requests, each with the whole model and a KV cache of its "
-            "own; `launch.py scale scheduler N` changes it; 0: only those on other machines",
+            description="number of engines (data parallelism), each a scheduler with the whole model and its "
+            "own KV cache; change it at run time with `launch.py scale scheduler N`; 0: only engines on other "
+            "machines",
         ),
     ] = 1
     tensor_parallel: Annotated[
@@ -54,29 +61,31 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=64,
-            description="ranks of an engine: processes that compute each step together, each with its part of the "
-            "weights and of the KV cache",
+            description="ranks per engine (tensor parallelism), each with a shard of the weights and the KV cache",
         ),
     ] = 1
     external: Annotated[
-        tuple[str, ...], Meta(description="processes that you start by hand (the launcher prints their commands)")
+        tuple[str, ...], Meta(description="processes to start by hand; the launcher prints their commands")
     ] = ()
     restart: Annotated[
         tuple[str, ...],
         Meta(
-            description="whether a process that dies or hangs is started again: NAME=always (the default; its requests "
-            "continue) or NAME=never (its death ends the run, and a hang is only reported)",
+            description="restart policy of a process that dies or hangs: NAME=always (default; its requests "
+            "continue) or NAME=never (its death ends the server; a hang is only reported)",
             extra={"metavar": "NAME=RULE"},
         ),
     ] = ()
     max_restarts_per_min: Annotated[
-        int, Meta(ge=0, description="restarts per minute, of all processes together, beyond which the run ends")
+        int,
+        Meta(
+            ge=0, description="maximum number of restarts per minute across all processes; beyond it the server exits"
+        ),
     ] = 10
     standby: Annotated[
         bool,
         Meta(
-            description="keep a standby that takes over when the scheduler dies (not with several "
-            "engines or --tensor-parallel); it costs the memory of torch's libraries"
+            description="keep a standby scheduler that takes over when the scheduler dies (not with several "
+            "engines or --tensor-parallel); costs the memory of the torch libraries"
         ),
     ] = True
     restart_hold_s: Annotated[
@@ -84,41 +93,41 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=3600,
-            description="seconds that a new request may wait while a process is replaced, before it gets 503; 0: none",
+            description="seconds that new requests wait for a process to be replaced before they get 503; 0: "
+            "no waiting",
         ),
     ] = 15.0
     stall_s: Annotated[
         float,
         Meta(
-            ge=0, description="seconds without progress, for no known reason, after which a stall is reported; 0: never"
+            ge=0,
+            description="report a stall after this many seconds without progress and without a known reason; 0: never",
         ),
     ] = 15.0
     on_stall: Annotated[
-        Literal["report", "restart"], Meta(description="after a stall, also replace the process at fault (restart)")
+        Literal["report", "restart"], Meta(description="action on a stall; restart: also replace the stalled process")
     ] = "report"
     snapshot_dir: Annotated[
-        str, Meta(description="directory of snapshots (default: sluice/snapshots in $XDG_STATE_HOME or ~/.local/state)")
+        str,
+        Meta(description="directory for snapshots (default: sluice/snapshots in $XDG_STATE_HOME or ~/.local/state)"),
     ] = ""
     max_snapshots: Annotated[
-        int, Meta(ge=0, description="snapshots of crashes, hangs and stalls to keep; 0: none is taken")
+        int, Meta(ge=0, description="maximum number of snapshots to keep of crashes, hangs and stalls; 0: take none")
     ] = 8
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="least severe log line that is shown")
-    ] = "info"
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="minimum log level")] = "info"
     log_requests: Annotated[bool, Meta(description="log prompts and sampling parameters")] = False
     black_box_mb: Annotated[
         int,
         Meta(
             ge=0,
             le=65536,
-            description="MiB for the last frames of all processes, in the run directory, which outlive a process that "
-            "is killed (launch.py tail, decode, replay); 0: none",
+            description="size in MiB of the ring buffer of recent frames in the run directory, which survives "
+            "a process that is killed (see launch.py tail, decode, replay); 0: disabled",
         ),
     ] = 64
-    record: Annotated[str, Meta(description="new directory for all frames (launch.py replay)")] = ""
+    record: Annotated[str, Meta(description="new directory in which to record all frames (see launch.py replay)")] = ""
     record_gb: Annotated[
-        float, Meta(ge=0.01, le=65536, description="GiB of frames that --record keeps; then the oldest go")
+        float,
+        Meta(ge=0.01, le=65536, description="maximum size of --record in GiB; the oldest frames are deleted first"),
     ] = 1.0
-    log_format: Annotated[
-        Literal["text", "json"], Meta(description="how log lines are written; json: one object a line")
-    ] = "text"
+    log_format: Annotated[Literal["text", "json"], Meta(description="log format; json: one object per line")] = "text"

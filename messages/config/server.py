@@ -25,64 +25,63 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[
         str,
         Meta(
-            description="a directory in Hugging Face layout, a file in GGUF, or a name on the hub; empty: the bundled "
-            "model"
+            description="model to serve: a directory in Hugging Face format, a GGUF file, or a Hugging Face "
+            "Hub ID; empty: the bundled model"
         ),
     ] = ""
     gguf_file: Annotated[
         str,
         Meta(
-            description="which file in GGUF to read, if the directory or the repository of --model has several",
+            description="GGUF file to load when the directory or repository in --model has several",
             extra={"metavar": "NAME"},
         ),
     ] = ""
     served_model_name: Annotated[
-        tuple[str, ...], Meta(description="names under which clients may ask for the model (default: --model)")
+        tuple[str, ...], Meta(description="model names that the API accepts (default: --model)")
     ] = ()
     tokenizer: Annotated[
-        str, Meta(description="a directory, a file in GGUF or a name for the tokenizer (default: --model)")
+        str, Meta(description="directory, GGUF file or Hub ID of the tokenizer (default: --model)")
     ] = ""
-    revision: Annotated[str, Meta(description="branch, tag or commit of the model on the hub")] = "main"
+    revision: Annotated[str, Meta(description="branch, tag or commit of the model on the Hub (default: main)")] = "main"
     model_impl: Annotated[
         Literal["auto", "native", "transformers"],
         Meta(
-            description="whose code computes the model: native: this server's; transformers: that of the package, with "
-            "this server's attention, for any decoder whose K and V are all it keeps, slower; auto: native where it "
-            "has the architecture"
+            description="model implementation; native: Sluice's own kernels; transformers: the Transformers "
+            "implementation with Sluice's paged attention, slower, for decoders whose only cache is K and V; auto: "
+            "native if the architecture is supported, otherwise transformers"
         ),
     ] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         Meta(
-            description="number format of weights and KV cache; auto: bfloat16 where the device computes it natively, "
-            "else float32; float32 for an encoder whose weights are, and for the blocks of a GGUF file on a CPU, whose "
-            "KV cache is float16"
+            description="data type of weights and KV cache; auto: bfloat16 if the device computes it "
+            "natively, otherwise float32; encoders with float32 weights and GGUF block types on a CPU compute in "
+            "float32 (their KV cache is float16)"
         ),
     ] = "auto"
     quantization: Annotated[
         Literal["none", "int8", "int4"],
         Meta(
-            description="number format of the linear layers' weights, made while the checkpoint is read, on a CPU; "
-            "less memory, faster streams and prompts, slightly other text. int8 multiplies 8-bit activations by 8-bit "
-            "weights (w8a8)"
+            description="quantize the weights of linear layers while loading (CPU only): less memory and "
+            "faster, with slightly different output; int8 also quantizes activations to 8 bits (W8A8)"
         ),
     ] = "none"
     weight_cache: Annotated[
         bool,
-        Meta(description="keep quantized weights in $XDG_CACHE_HOME/sluice or ~/.cache/sluice for the next start"),
+        Meta(description="cache quantized weights for the next start, in $XDG_CACHE_HOME/sluice or ~/.cache/sluice"),
     ] = True
     share_weights: Annotated[
         bool,
         Meta(
-            description="hold the weights in memory once for all engines, and for the scheduler that follows one that "
-            "dies or is replaced (on a CPU; not with --tensor-parallel)"
+            description="share one copy of the weights between all engines, and between a scheduler and its "
+            "replacement (CPU only; not with --tensor-parallel)"
         ),
     ] = True
     device: Annotated[
         str,
         Meta(
-            description="where the model runs: auto, cpu, cuda, or GPUs as cuda:0,cuda:1, one for each rank of each "
-            "engine; auto: cuda if there is one",
+            description="device to run on: auto, cpu, cuda, or a list of GPUs such as cuda:0,cuda:1, one per "
+            "rank of each engine; auto: cuda if available, otherwise cpu",
             extra={"metavar": "NAME"},
         ),
     ] = "auto"
@@ -90,20 +89,26 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[
             int,
             Positive,
-            Meta(description="longest prompt plus output, in tokens (default: the model's context)"),
+            Meta(description="context length: maximum prompt plus output tokens (default: from the model)"),
         ]
         | None
     ) = None
     load_format: Annotated[
         Literal["auto", "safetensors", "pt", "gguf", "dummy"],
-        Meta(description="which weight files to read; dummy: random weights of the real shape"),
+        Meta(description="format of the weight files; dummy: random weights of the model's shape"),
     ] = "auto"
     generation_config: Annotated[
         Literal["auto", "none"],
-        Meta(description="auto: sampling defaults from the model's generation_config.json; none: API defaults"),
+        Meta(
+            description="source of the default sampling parameters; auto: the model's generation_config.json; "
+            "none: the API defaults"
+        ),
     ] = "auto"
     chat_template: Annotated[
-        str, Meta(description="file with the chat template, in Jinja (default: the model's own, or else a plain one)")
+        str,
+        Meta(
+            description="path of a Jinja chat template (default: the model's template, or a plain one if it has none)"
+        ),
     ] = ""
     # fmt: off
     tool_call_parser: Annotated[
@@ -114,8 +119,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "minicpm5", "generic",
         ],
         Meta(
-            description="how tool calls are found in answers; auto: by the model's response template, or else by "
-            "its chat template; generic: calls and texts under a grammar, also by auto if the template shows no format"
+            description="parser for tool calls; auto: selected from the model's response template or chat "
+            "template; generic: grammar-constrained calls for any model, also selected by auto if the template has "
+            "no known format"
         ),
     ] = "auto"
     reasoning_parser: Annotated[
@@ -123,25 +129,30 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "auto", "none", "deepseek_r1", "qwen3", "mistral", "openai_gptoss", "gemma4", "cohere_command3", "seed_oss",
             "apertus", "apriel", "granite",
         ],
-        Meta(description="how reasoning is separated from the rest of an answer; auto: likewise"),
+        Meta(description="parser that separates reasoning from the answer; auto: selected like "
+            "--tool-call-parser"),
     ] = "auto"
     # fmt: on
     cpu_threads: Annotated[
-        int, Meta(ge=0, description="threads of each engine on a CPU; 0: one for each core, divided by --data-parallel")
+        int, Meta(ge=0, description="CPU threads per engine; 0: the number of cores divided by --data-parallel")
     ] = 0
     enforce_eager: Annotated[
         bool,
-        Meta(description="launch each operation of a step by itself, without CUDA graphs (on a CPU there are none)"),
+        Meta(description="disable CUDA graphs; no effect on a CPU"),
     ] = False
 
     lora: Annotated[
         tuple[str, ...],
-        Meta(description="LoRA adapters in PEFT's layout, by the names for clients", extra={"metavar": "NAME=DIR"}),
+        Meta(
+            description="LoRA adapters to load (PEFT format), with the names that clients use",
+            extra={"metavar": "NAME=DIR"},
+        ),
     ] = ()
     max_loras: Annotated[
-        int, Meta(ge=0, le=256, description="LoRA adapters that rows may use at once; 0: as many as --lora names")
+        int,
+        Meta(ge=0, le=256, description="maximum number of LoRA adapters in one step; 0: the number of --lora adapters"),
     ] = 0
-    max_lora_rank: Annotated[int, Meta(ge=1, le=256, description="largest rank of a LoRA adapter")] = 64
+    max_lora_rank: Annotated[int, Meta(ge=1, le=256, description="maximum rank of a LoRA adapter")] = 64
 
     @property
     def num_lora_slots(self) -> int:
@@ -162,62 +173,67 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     """KV cache"""
 
-    block_size: Annotated[
-        Literal[1, 2, 4, 8, 16, 32, 64, 128], Meta(description="tokens in a page of the KV cache")
-    ] = 16
+    block_size: Annotated[Literal[1, 2, 4, 8, 16, 32, 64, 128], Meta(description="tokens per page of the KV cache")] = (
+        16
+    )
     kv_cache_dtype: Annotated[
         Literal["auto", "fp8", "int8"],
         Meta(
-            description="number format of the KV cache; auto: that of --dtype; fp8 (e4m3, on a GPU) and int8 (on a "
-            "CPU) hold about twice the tokens in the same memory, slightly other text"
+            description="data type of the KV cache; auto: the same as --dtype; fp8 (e4m3, GPU) and int8 (CPU) "
+            "fit about twice as many tokens, with slightly different output"
         ),
     ] = "auto"
     kv_cache_memory_gb: (
-        Annotated[float, Meta(gt=0, description="memory for the KV cache in GiB (default: sized from what is free)")]
-        | None
+        Annotated[float, Meta(gt=0, description="size of the KV cache in GiB (default: from the free memory)")] | None
     ) = None
     num_pages: (
-        Annotated[int, Positive, Meta(description="pages in the KV cache; overrides the sizing by memory")] | None
+        Annotated[int, Positive, Meta(description="number of pages in the KV cache; overrides the sizing by memory")]
+        | None
     ) = None
     gpu_memory_utilization: Annotated[
-        float, Meta(gt=0, le=1, description="part of the GPU's memory that weights and KV cache may take")
+        float, Meta(gt=0, le=1, description="fraction of GPU memory for weights and KV cache")
     ] = 0.9
     enable_prefix_caching: Annotated[
-        bool, Meta(description="keep the KV cache of finished requests for prompts with the same beginning")
+        bool, Meta(description="reuse the KV cache of earlier requests for prompts with the same prefix")
     ] = True
     keep_kv_cache: Annotated[
-        bool, Meta(description="pass the KV cache of a scheduler that dies or is replaced to the next one (on a CPU)")
+        bool,
+        Meta(description="hand the KV cache to the replacement of a scheduler that dies or is restarted (CPU only)"),
     ] = True
     kv_populate: Annotated[
         Literal["eager", "background", "never"],
         Meta(
-            description="when the KV cache allocates its memory on a CPU; eager: all before the server is ready; "
-            "background: an eighth of it, at least 512 MB, ahead of the pages in use, mostly while no step runs; "
-            "never: as it is used, which slows down prompts"
+            description="when the memory of the KV cache is allocated on a CPU; eager: before the server is "
+            "ready; background: an eighth of it (at least 512 MB) ahead of use, mostly while idle; never: on first "
+            "use, which slows down prefill"
         ),
     ] = "background"
     kv_disk: Annotated[
         str,
         Meta(
-            description="directory for pages that are evicted from the KV cache; they come back if that is faster "
-            "than computing them, also after a restart of the server (default: none)",
+            description="directory to which evicted pages are offloaded; they are loaded again when that is "
+            "faster than recomputing them, even after a restart (default: none)",
             extra={"metavar": "DIR"},
         ),
     ] = ""
     kv_disk_gb: Annotated[
-        float, Meta(gt=0, description="GiB that each engine may take in --kv-disk; then the least recently used goes")
+        float,
+        Meta(
+            gt=0,
+            description="maximum size of --kv-disk per engine, in GiB; the least recently used pages are deleted first",
+        ),
     ] = 16.0
     kv_offload_gb: Annotated[
         float,
         Meta(
             ge=0,
-            description="GiB of the host's memory, for each engine, for pages that are evicted from a GPU's KV cache; "
-            "from there they go to --kv-disk, if it is given",
+            description="host memory per engine for pages evicted from a GPU's KV cache, in GiB; pages "
+            "evicted from there move to --kv-disk, if set",
         ),
     ] = 0.0
     shared_prefix_attention: Annotated[
         bool,
-        Meta(description="read pages that several running rows share once for all of them (on a CPU it is never done)"),
+        Meta(description="read pages shared by several running rows once for all of them (GPU only)"),
     ] = True
 
     @property
@@ -229,38 +245,41 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
 class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Scheduling"""
 
-    max_num_seqs: Annotated[int, Positive, Meta(description="most rows in one step")] = 256
+    max_num_seqs: Annotated[int, Positive, Meta(description="maximum number of rows per step")] = 256
     max_num_batched_tokens: (
         Annotated[
             int,
             Positive,
-            Meta(description="tokens of a step, prefill and decode together (default: 8192; CPU: 512, encoders 2048)"),
+            Meta(
+                description="maximum number of prefill and decode tokens per step (default: 8192; CPU: 512; "
+                "encoders: 2048)"
+            ),
         ]
         | None
     ) = None
     overlap: Annotated[
         bool,
-        Meta(description="plan a step while the one before it runs, and on a GPU launch it, too"),
+        Meta(description="plan the next step while the current one runs, and on a GPU also launch it"),
     ] = True
     speculative: Annotated[
         Literal["none", "ngram", "draft", "mtp"],
         Meta(
-            description="draft tokens that are verified several in one step, which changes no output; ngram: what "
-            "followed the same tokens earlier in the prompt or the output, or in another request; draft: what "
-            "--draft-model samples; mtp: what the model's own head of multi-token prediction samples"
+            description="speculative decoding, which does not change the output; ngram: draft from the "
+            "prompt, the output and other requests; draft: draft with --draft-model; mtp: draft with the model's "
+            "multi-token prediction head"
         ),
     ] = "none"
     draft_model: Annotated[
         str,
         Meta(
-            description="for --speculative draft: a directory or name on the hub of a smaller model with the same "
-            "tokenizer"
+            description="draft model for --speculative draft: a directory or Hub ID of a smaller model with "
+            "the same tokenizer"
         ),
     ] = ""
     num_speculative_tokens: Annotated[
         int,
         Meta(
-            ge=1, le=64, description="most draft tokens of a row in one step; as many as are worth their time are used"
+            ge=1, le=64, description="maximum draft tokens per row and step; fewer are used when they would not pay off"
         ),
     ] = 16
     max_batch_seqs: (
@@ -268,21 +287,22 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
             int,
             Positive,
             Meta(
-                description="rows that batches may use at once (default: half of --max-num-seqs; one in 64 while "
-                "other requests are open, when the rest of the running ones are paused)"
+                description="maximum number of rows for batch requests (default: half of --max-num-seqs; one in "
+                "64 while other requests are open)"
             ),
         ]
         | None
     ) = None
     max_queued_requests: Annotated[
-        int, Meta(ge=0, description="requests that may wait for a row; beyond it clients get 503 with Retry-After")
+        int, Meta(ge=0, description="maximum number of waiting requests; beyond it, clients get 503 with Retry-After")
     ] = 1024
     max_queued_tokens: (
         Annotated[
             int,
             Positive,
             Meta(
-                description="prompt tokens that may wait for a row, estimated from a text's length (default: no limit)"
+                description="maximum number of waiting prompt tokens, estimated from the text length (default: no "
+                "limit)"
             ),
         ]
         | None
@@ -297,7 +317,7 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
             Meta(
                 ge=0,
                 le=2**63 - 1,
-                description="start of the random seeds given to requests without one (default: from the clock)",
+                description="base of the random seeds for requests without a seed (default: from the clock)",
             ),
         ]
         | None

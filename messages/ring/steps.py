@@ -242,23 +242,6 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
         return of_logprobs if self.pooled is None else of_logprobs + pack_int32(chain.from_iterable(self.pooled.spans))
 
     @property
-    def token_types(self) -> bytes:
-        """int32 [T]: 1 for tokens of second texts, which are in pooled rows of whole prompts; empty if all are 0."""
-        if self.pooled is None or not any(self.pooled.second_starts):
-            return b""
-        positions, firsts = unpack_int32(self.positions), unpack_int32(self.pooled.first_tokens)
-        starts = zip(
-            (first - positions[first] for first in firsts), unpack_int32(self.pooled.second_starts), strict=True
-        )
-        num_first_text = {start: second for start, second in starts if second}
-        types, start = list[int](), 0
-        for query_len in unpack_int32(self.query_lens):
-            num_zeros = num_first_text.get(start, query_len)
-            types += [0] * num_zeros + [1] * (query_len - num_zeros)
-            start += query_len
-        return pack_int32(types)
-
-    @property
     def phase(self) -> Phase:
         if not self.num_decode_rows:
             return "prefill"

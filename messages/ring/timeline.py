@@ -1,5 +1,6 @@
 """Events for the timelines of running requests, in addition to their stamps. They are informational only."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -8,9 +9,16 @@ WaitsFor = Literal[
     "rows", "tokens", "pages", "drain", "priority", "window_pages", "state_slots", "adapter", "adapter_slots"
 ]
 """Why the first request of the queue got no row: all rows are in use, the step's token budget is spent, too few pages
-are available, the scheduler is draining, its priority is the lowest and requests of higher priority exist, there are
-too few pages of layers with a window, or no slot for its recurrent state; its LoRA adapter is being read from disk, or
-other adapters that rows use have all slots."""
+are available, the scheduler is draining, its priority is the lowest and requests of higher priority exist, or a
+resource is lacking."""
+
+RESOURCE_TEXTS: Mapping[WaitsFor, str] = {
+    "window_pages": "too few pages of layers with a window are free or can be evicted (--kv-cache-memory-gb)",
+    "state_slots": "all slots for recurrent states are in use (--kv-cache-memory-gb)",
+    "adapter": "its LoRA adapter is being read from disk",
+    "adapter_slots": "rows use other LoRA adapters, as many as may be used at once (--max-loras)",
+}
+"""What `/requests` shows for the resources of `scheduler_proc/deciding/pages/resource.py`."""
 
 
 class TokenizedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

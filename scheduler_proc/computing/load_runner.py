@@ -23,7 +23,7 @@ from scheduler_proc.computing.backends.registry import find_backend
 from scheduler_proc.computing.hf_config import HfConfig, read_hf_config
 from scheduler_proc.computing.kv_cache.kv_memory import KVMemory
 from scheduler_proc.computing.kv_cache.kv_tensors import GIB, KVTensors, allocate_cache, choose_num_pages
-from scheduler_proc.computing.kv_cache.page_sizes import PageSizes, find_window, pages_per_context, size_pages
+from scheduler_proc.computing.kv_cache.page_sizes import PageSizes, pages_per_context, size_pages
 from scheduler_proc.computing.loading.identity import identity_of
 from scheduler_proc.computing.loading.model_weights import (
     bytes_in_place,
@@ -44,6 +44,7 @@ from scheduler_proc.computing.parallel import ALONE, ParallelGroup
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.runner import Publish, Runner, RunnerParts, StatePool
+from scheduler_proc.computing.step.features.windows import find_window
 from scheduler_proc.computing.step.shapes import StepLimits, limit_steps
 from scheduler_proc.computing.tiers.open_tiers import open_tiers
 from scheduler_proc.computing.tiers.page_copies import PageCopies
@@ -99,7 +100,7 @@ class LoadedModel:
             degraded.append(missing)
         texts, placement = "; ".join(filter(None, degraded)), self.placement.texts
         windows = None if self.window is None else (self.window, sizes.count_window_pages(num_pages))
-        states = StatePool(sizes.count_states(num_pages), sizes.pages_per_state) if self.limits.has_states else None
+        states = StatePool(sizes.count_states(num_pages), sizes.pages_per_state) if sizes.state_bytes else None
         return runner.with_parts(RunnerParts(texts, placement, memory, store, draft_runner, publish, windows, states))
 
     def _make_factory(self, report: Report, main: RunnerFactory | None = None) -> RunnerFactory:
@@ -342,13 +343,8 @@ def _limit(
     config: Config, model: ModelDescription, limits: StepLimits, *, is_draft: bool
 ) -> tuple[int | None, StepLimits]:
     """Returns the window of the layers with window pages, if any have, and the limits of the model's steps."""
-    window, has_states = None if is_draft else find_window(config, model), model.has_states
-    has_adapters = bool(config.model.num_lora_slots) and not is_draft
-    if has_states and is_draft:
-        raise BootError("--draft-model: the draft model has recurrent layers, which are not supported for drafts")
-    return window, dataclasses.replace(
-        limits, has_windows=window is not None, has_states=has_states, has_adapters=has_adapters
-    )
+    window = None if is_draft else find_window(config, model)
+    return window, limits.of_model(config, model, "draft" if is_draft else "main")
 
 
 def _join(config: Config, backend: Backend, place: Place, report: Report) -> ParallelGroup:
@@ -374,7 +370,7 @@ def _draft_config(config: Config) -> Config:
 def _with_mtp(model: LoadedModel, decoder: DescribedDecoder, weights: Weights) -> LoadedModel:
     """Returns the model with its head of multi-token prediction, whose weights are left, as its draft model."""
     head = MtpDecoder(decoder, weights, model.config.facts.max_model_len)
-    limits = dataclasses.replace(model.limits, has_states=False, has_adapters=False, has_hidden_slots=True)
+    limits = model.limits.of_model(model.config, head.model, "mtp")
     draft = dataclasses.replace(model, config=_draft_config(model.config), limits=limits, decoder=head, window=None)
     return dataclasses.replace(model, draft=draft)
 

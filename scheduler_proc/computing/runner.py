@@ -124,7 +124,8 @@ class Runner:
         """
         if batch.future_token_indices and not self.can_overlap:
             batch = with_known_tokens(batch, self.next_tokens)
-        assert batch.window_slots or not self._limits.has_windows, "windowed layers would use other pages"
+        for feature in self._limits.required:
+            assert feature.is_in(batch), f"a step has no columns of {feature.name}"
         sampling = plan_sampling(batch, self._vocab_size)
         forward = self.forward_passes.prepare(batch, sampling.columns)
         fetched = self._device.submit(partial(self._compute, batch, forward, sampling))

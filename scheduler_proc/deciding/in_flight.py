@@ -10,10 +10,8 @@ result is dropped. Its pages are free by then although the step behind writes th
 owner of the page writes to it in a later step, and the radix tree never gets a page with an uncommitted slot.
 """
 
-from scheduler_proc.deciding.pages.running_request import Req
-from scheduler_proc.deciding.rows.batch_columns import Chunk
+from scheduler_proc.deciding.pages.running_request import Chunk, Req
 from scheduler_proc.deciding.rows.decode_rows import NO_SOURCE, DecodeRows
-from scheduler_proc.deciding.rows.state_columns import StatePlan
 from scheduler_proc.deciding.stages import Stages
 
 
@@ -22,12 +20,11 @@ class MustCommitError(Exception):
 
 
 class StepInFlight:
-    """The rows of a step as they were planned: first `decode_reqs`, then the `chunks`. `states`: their states."""
+    """The rows of a step as they were planned: first `decode_reqs`, then the `chunks`."""
 
-    def __init__(self, decode_reqs: list[Req], chunks: list[Chunk], stages: Stages, states: StatePlan | None = None):
+    def __init__(self, decode_reqs: list[Req], chunks: list[Chunk], stages: Stages):
         self.decode_reqs = decode_reqs[:]
         self.chunks = chunks
-        self.states = states
         self._stages = stages
         self._num_left = stages.num_left
 
@@ -38,19 +35,7 @@ class StepInFlight:
 
     def runs(self, req: Req) -> bool:
         """True if a row of this step still belongs to a running request."""
-        return self._stages.running.get(req.uid) is req
-
-    @property
-    def has_suspects(self) -> bool:
-        """True if a row computes again what a failed step may have left half done."""
-        return any(chunk.req.pending.is_suspect for chunk in self.chunks)
-
-    def find_overwritten(self) -> list[Req]:
-        """Returns the running requests whose state this step may have overwritten."""
-        if self.states is None:
-            return []
-        reqs = [*self.decode_reqs, *(chunk.req for chunk in self.chunks)]
-        return [req for req in reqs if self.runs(req) and self.states.overwrites(req)]
+        return self._stages.runs(req)
 
     def rows_behind(self) -> DecodeRows:
         """Returns the rows in DECODE of the next step, without those that will have all their tokens by then.

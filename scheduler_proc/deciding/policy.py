@@ -3,18 +3,15 @@
 from collections.abc import Collection, Iterable, Sequence
 
 from messages.ring.timeline import DelayedRow, PausedRow, PreemptedRow, WaitsFor
-from scheduler_proc.deciding.adapter_slots import AdapterSlots
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
-from scheduler_proc.deciding.pages.page_tiers import PageTiers
-from scheduler_proc.deciding.pages.running_request import Req
-from scheduler_proc.deciding.pages.window_pages import WindowPages
+from scheduler_proc.deciding.pages.resource import Resource
+from scheduler_proc.deciding.pages.running_request import Chunk, Req
 from scheduler_proc.deciding.plan_notes import AdmissionRate, PlanNotes
 from scheduler_proc.deciding.requests import PendingReq, State
-from scheduler_proc.deciding.rows.batch_columns import Chunk
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.stages import Stages
-from scheduler_proc.deciding.step_plan import Budget, DraftSource, PageKey, StepPlan
+from scheduler_proc.deciding.step_plan import Budget, DraftSource, StepPlan
 from scheduler_proc.deciding.step_size import MIN_TOKENS, NUM_LARGE_STEPS, StepSize
 from scheduler_proc.deciding.tasks.pooling import chunking_of
 
@@ -26,7 +23,10 @@ QUEUE = 0
 
 
 class Policy:
-    """Chooses the rows of each step and gives them their pages. The counters only grow."""
+    """Chooses the rows of each step and gives them their pages. The counters only grow.
+
+    Besides rows, tokens and pages, requests may need `resources`.
+    """
 
     def __init__(
         self,
@@ -34,10 +34,10 @@ class Policy:
         cache: BlockAllocator,
         budget: Budget,
         draft_planner: DraftSource | None = None,
-        tiers: PageTiers | None = None,
+        resources: Sequence[Resource] = (),
     ):
         self._draft_planner = draft_planner
-        self._tiers = tiers
+        self._resources = resources
         self._stages = stages
         self._cache = cache
         self._no_rows = DecodeRows(cache.page_size)
@@ -48,7 +48,6 @@ class Policy:
         self.admission_rate = AdmissionRate()
         self.is_closed = False
         """No more requests are admitted from the queue."""
-        self.adapters: AdapterSlots | None = None
         self.starved: Collection[int] = ()
         """Fault injection: the uids that no step has once they decode; 0 means the queue."""
         self._num_without = 0
@@ -91,7 +90,7 @@ class Policy:
             num_tokens = max(MIN_TOKENS, self.step_size.num_tokens - len(rows))
             plan.num_left_over = max(0, plan.num_tokens_left - num_tokens)
             plan.num_tokens_left -= plan.num_left_over
-        plan.pages_in_work.update((self._page_key(chunk.req), chunk.req.uid) for chunk in plan.chunks_in_flight)
+        plan.pages_in_work.update((self._cache.next_page_key(chunk.req), chunk.req.uid) for chunk in plan.in_flight)
         self._let_pass(plan)
         for req in tuple(self._stages.prefilling):
             self._add_chunk(req, plan)
@@ -183,8 +182,8 @@ class Policy:
             waiting = (pending for pending in waiting if plan.may_pass(pending, len(pending.token_ids)))
         if num_yielding_left <= 0:
             waiting = (pending for pending in waiting if not pending.gives_way)
-        if self.adapters is not None:
-            waiting = self.adapters.admissible(waiting, self._stages.running.values())
+        for resource in self._resources:
+            waiting = resource.admissible(waiting)
         return next(iter(waiting), None)
 
     @property
@@ -196,20 +195,14 @@ class Policy:
 
     def has_room(self) -> bool:
         """True if the next request of the queue could get a row now, even if none of its prompt is cached."""
-        stages, budget = self._stages, self.budget
+        stages = self._stages
         pending = self._next_waiting(self._max_num_yielding - stages.num_yielding)
-        if self.is_closed or pending is None or stages.prefilling:
+        if self.is_closed or pending is None or stages.prefilling or self._is_full:
             return False
-        num_running = stages.num_active
-        num_pages = -(-(len(pending.token_ids) + 1) // self._cache.page_size)
-        has_pages = num_pages + num_running <= self._cache.num_available
-        if self._cache.windows is not None:
-            has_pages &= (
-                min(num_pages, self._cache.windows.num_steady) + num_running <= self._cache.windows.num_available
-            )
-        if self._cache.states is not None:
-            has_pages &= self._cache.states.num_available > 0
-        return has_pages and num_running < min(budget.max_num_seqs, budget.max_num_batched_tokens)
+        req = self._cache.open(pending)
+        _, lacking = self._find_lacking(req, self._cache.num_missing(req, _num_next_tokens(req)))
+        self._cache.close(req)
+        return lacking <= 0
 
     def _make_room(self, req: Req, num_tokens: int, plan: StepPlan) -> bool:
         """Gives `req` pages for `num_tokens` in all; returns False if it was preempted itself."""
@@ -237,12 +230,7 @@ class Policy:
         return sorted(rows, key=lambda req: req.pending.priority_key) if has_enough else []
 
     def _add_chunk(self, req: Req, plan: StepPlan) -> None:
-        """Adds the next chunk of a prompt.
-
-        A prompt waits if an earlier row of this step, or of the one in flight, computes the same page, which it can
-        use afterwards, or computes up to a checkpoint from which it can continue. So does a prompt whose pages are
-        being loaded from a lower tier, and one whose next chunk needs the result of the one in flight.
-        """
+        """Adds the next chunk of a prompt, unless it is delayed or needs the result of its chunk in flight."""
         if req.state is State.WAITING or req.uid in plan.planned:
             return
         plan.planned.add(req.uid)
@@ -255,16 +243,9 @@ class Policy:
             return
         if start is None:
             self._cache.find_prefix(req)
-            has_states = self._cache.states is not None and self._cache.is_sharing
-            in_work = plan.find_state_in_work(req, self._cache.page_size) if has_states else None
-            by_uid = plan.pages_in_work.get(self._page_key(req), in_work)
-            num_usable = req.pending.num_reusable_tokens // self._cache.page_size
-            if by_uid is not None and req.num_shared_pages < num_usable:
+            by_uid = self._find_delay(req, plan)
+            if by_uid is not None:
                 self._note_delay(req, by_uid)
-                return
-            if self._tiers is not None and self._tiers.load(req, self._cache):
-                plan.pages_in_work[self._page_key(req)] = req.uid
-                self._note_delay(req, req.uid)
                 return
             start = req.num_computed_tokens
         end = len(req.token_ids) if chunking == "none" else min(start + num_tokens_left, len(req.token_ids))
@@ -272,13 +253,24 @@ class Policy:
             plan.chunks.append(Chunk(req, start, end, req.outputs_in_prefill(start, end)))
             plan.num_tokens_left -= end - start
             plan.num_yielding_left -= (end - start) * req.pending.gives_way
-            plan.pages_in_work[self._page_key(req)] = req.uid
+            plan.pages_in_work[self._cache.next_page_key(req)] = req.uid
             self._note_first_chunk(req)
 
-    def _page_key(self, req: Req) -> PageKey:
-        """Returns what is the same for requests that would compute the same next page, which they could share."""
-        page = self._cache.next_page(req)
-        return (id(req.node), req.pending.salt, page) if page else (id(req), b"", b"")
+    def _find_delay(self, req: Req, plan: StepPlan) -> int | None:
+        """Returns the request for which a prompt must wait before its next chunk, which may be itself.
+
+        It waits if an earlier row of this step, or of the one in flight, computes the same page, which it can use
+        afterwards; or if it, or another one, gets something for it from a resource.
+        """
+        key = self._cache.next_page_key(req)
+        by_uid = plan.pages_in_work.get(key)
+        if by_uid is not None and req.num_shared_pages < req.pending.num_reusable_tokens // self._cache.page_size:
+            return by_uid
+        delays = (resource.find_delay(req, plan.chunks_in_work(), self._cache) for resource in self._resources)
+        by_uid = next((uid for uid in delays if uid is not None), None)
+        if by_uid == req.uid:
+            plan.pages_in_work[key] = req.uid
+        return by_uid
 
     def _admit(self, plan: StepPlan) -> None:
         """Admits requests from the queue, unless it is closed, and notes what its first request waits for."""
@@ -320,15 +312,20 @@ class Policy:
                 plan.skipped.add(pending.group)  # its rows continue meanwhile
                 continue
             stages.admit(req)
-            if cache.states is not None:
-                cache.states.admit(req)
             self.num_admitted += 1
             self.admission_rate.note(notes.planned_ns)
             self._add_chunk(req, plan)
             num_promised += cache.num_missing(req, _num_next_tokens(req))
         if stages.waiting and notes.waits_for is None:
-            other = "priority" if self.adapters is None else self.adapters.find_wait(stages.waiting.first)
-            notes.waits_for = "rows" if self._is_full else "tokens" if plan.num_tokens_left <= 0 else other
+            notes.waits_for = "rows" if self._is_full else "tokens" if plan.num_tokens_left <= 0 else self._find_wait()
+
+    def _find_wait(self) -> WaitsFor:
+        """Returns what the first request of the queue waits for although rows and tokens are left."""
+        for resource in self._resources:
+            reason = resource.find_wait(self._stages.waiting.first)
+            if reason is not None:
+                return reason
+        return "priority"
 
     @property
     def _is_full(self) -> bool:
@@ -336,20 +333,18 @@ class Policy:
 
     def _find_lacking(self, req: Req, num_pages: int) -> tuple[WaitsFor, int]:
         """Returns what an opened request lacks, and how much of it, if anything; `num_pages` are needed in all."""
-        stages, cache = self._stages, self._cache
-        lacking = num_pages + stages.num_active - cache.num_available
-        scarce: WaitsFor = "pages"
-        if cache.windows is not None and lacking <= 0:
-            scarce = "window_pages"
-            lacking = self._count_lacking_windows([*stages.prefilling, req], cache.windows)
-        if cache.states is not None and lacking <= 0:
-            scarce, lacking = "state_slots", 1 - cache.states.num_available
-        if self.adapters is not None and lacking <= 0:
-            scarce, lacking = "adapter_slots", self.adapters.num_lacking(req.pending, stages.running.values())
-        return scarce, lacking
+        stages, max_num_tokens = self._stages, self.budget.max_num_batched_tokens
+        lacking = num_pages + stages.num_active - self._cache.num_available
+        if lacking > 0:
+            return "pages", lacking
+        for resource in self._resources:
+            lacking = resource.num_lacking(req, stages.prefilling, stages.num_active, max_num_tokens)
+            if lacking > 0:
+                return resource.name, lacking
+        return "pages", 0
 
     def _preempt_for(self, pending: PendingReq, lacking: int, plan: StepPlan) -> bool:
-        """Preempts a row for a waiting request that lacks pages or a slot; returns False if none leaves for it."""
+        """Preempts a row for a waiting request that lacks something; returns False if none leaves for it."""
         yielding = [] if pending.gives_way else self._find_yielding(plan, lacking)
         if not yielding:
             return self._preempt_for_turn(pending, lacking, plan)
@@ -370,10 +365,6 @@ class Policy:
     def _num_promised(self) -> int:
         """Returns the number of pages that the running prefills still need."""
         return sum(self._cache.num_missing(req, _num_next_tokens(req)) for req in self._stages.prefilling)
-
-    def _count_lacking_windows(self, reqs: Sequence[Req], windows: WindowPages) -> int:
-        """Returns how many window pages are missing for the prompts of `reqs` and a page for each running row."""
-        return windows.num_lacking(reqs, self.budget.max_num_batched_tokens) + self._stages.num_active
 
     def _note_delay(self, req: Req, by_uid: int) -> None:
         self.notes.delayed.append(DelayedRow(req.uid, req.pending.attempt, by_uid))

@@ -23,6 +23,8 @@ def check_possible(message: UserMsg, limits: Limits) -> None:
         pack_int32((message.attempt, params.top_k))
     except (ValueError, OverflowError) as error:
         raise bad_request(f"the request cannot be read: {error}") from None
+    if params.adapter is not None and not limits.has_adapters:
+        raise bad_request("LoRA is off here", "model")
     if not num_prompt_tokens:
         raise bad_request("the prompt is empty", param="prompt")
     if num_prompt_tokens + min(1, params.max_tokens) > limits.max_model_len:

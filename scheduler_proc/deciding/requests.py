@@ -12,7 +12,6 @@ from messages.columns import unpack_int32
 from messages.errors import ErrorInfo
 from messages.ring.replies import ToDetokenizer
 from messages.ring.requests import YIELDING_PRIORITY, Stamps, UserMsg
-from scheduler_proc.deciding.drafting.draft_state import DraftState
 from scheduler_proc.deciding.sampling.endings import LENGTH, Ending, end_tokens_of, find_ending
 from scheduler_proc.deciding.sampling.logits_processing import LogitsProcessors, find_logits_processors
 from scheduler_proc.deciding.tasks.kinds import find_task
@@ -38,11 +37,15 @@ class State(enum.Enum):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """The limits of the model: tokens of prompt plus output, ids in the vocabulary, and ids that end an output."""
+    """The limits of the model: tokens of prompt plus output, ids in the vocabulary, and ids that end an output.
+
+    `has_adapters`: requests may have LoRA adapters.
+    """
 
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
+    has_adapters: bool = False
 
 
 class FollowedGrammar(Protocol):
@@ -92,8 +95,7 @@ class PendingReq:
     the request gets no row. `logits_processors` is `None` if its logits are unchanged, `prompt_task` if only next
     tokens are computed from its prompt. `priority_key` orders all requests, those of one `group` take turns with
     others, and the first of a group to wait, and any that had a row, `was_in_line` (`waiting_queue.py`). A request that
-    `gives_way` gets few rows and few tokens of a step while there are others (`policy.py`). It `is_suspect` while its
-    prompt is computed again because a step with its recurrent state failed (`stages.py`). `packed_sampling` is its
+    `gives_way` gets few rows and few tokens of a step while there are others (`policy.py`). `packed_sampling` is its
     entry in the columns of `SamplingColumns`, set on first use.
     """
 
@@ -118,9 +120,7 @@ class PendingReq:
         self.was_in_line = False
         self.gives_way = params.priority >= YIELDING_PRIORITY
         self.state = State.WAITING
-        self.is_suspect = False
         self.cached_tokens: int | None = None
-        self.draft = DraftState()
         self.packed_sampling: Mapping[str, bytes] | None = None
         self.stamps = message.stamps
         self.queued_ns = now_ns

@@ -8,14 +8,13 @@ from typing import get_args
 from messages.errors import ErrorInfo
 from messages.ring.replies import FinishedRow, FinishReason, ToDetokenizer
 from messages.ring.steps import NO_TOKEN, ForwardOutput
-from scheduler_proc.deciding.drafting.draft_state import AcceptanceRate
 from scheduler_proc.deciding.in_flight import StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
-from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.pages.resource import Resource
+from scheduler_proc.deciding.pages.running_request import DraftRate, Req
 from scheduler_proc.deciding.requests import FollowedGrammar, PendingReq, State
 from scheduler_proc.deciding.row_results import RowResult, split_result
 from scheduler_proc.deciding.rows.delivery import Delivery, finished_row, no_token
-from scheduler_proc.deciding.rows.state_columns import StatePlanner
 from scheduler_proc.deciding.sampling.endings import NOT_FINITE, Ending, find_ending
 from scheduler_proc.deciding.sampling.logprob_columns import cut
 from scheduler_proc.deciding.stages import Stages
@@ -27,10 +26,10 @@ FAULT = Ending("error")
 class Results:
     """Applies results to rows. The counters only grow."""
 
-    def __init__(self, stages: Stages, cache: BlockAllocator, states: StatePlanner | None = None):
+    def __init__(self, stages: Stages, cache: BlockAllocator, resources: Sequence[Resource] = ()):
         self._stages = stages
         self._cache = cache
-        self._states = states
+        self._resources = resources
         self.num_output_tokens = 0
         self.num_drafts = 0
         """Rows of steps that had draft tokens."""
@@ -68,7 +67,7 @@ class Results:
                 ended.append((result.req.pending, ending))
         if in_decode:
             decode.advance_to(in_decode)
-        lost = self._commit_states(step, results)
+        lost = self._commit_resources(results)
         finished = tuple([self.finish(pending, ending) for pending, ending in ended])
         for req in filter(step.runs, lost):
             self._stages.preempt(req)
@@ -77,12 +76,13 @@ class Results:
             replies.append(delivery.message(finished))
         return replies
 
-    def _commit_states(self, step: StepInFlight, results: Sequence[RowResult]) -> Iterable[Req]:
-        """Applies the step's plan of states; returns the rows that have lost theirs: they got too few tokens."""
-        if self._states is None or step.states is None:
-            return ()
+    def _commit_resources(self, results: Sequence[RowResult]) -> Iterable[Req]:
+        """Applies the step to resources; returns the rows that have lost what they need to continue."""
         unfed = [result.req for result in results if result.chunk is None and not result.token_ids]
-        return dict.fromkeys([*unfed, *self._states.commit(step.states, step.runs)])
+        lost: dict[Req, None] = {}
+        for resource in self._resources:
+            lost.update(dict.fromkeys(resource.commit(self._stages.runs, unfed)))
+        return lost
 
     def _commit_row(self, result: RowResult, delivery: Delivery, replies: list[ToDetokenizer]) -> Ending | None:
         """Applies the result of one row; returns its ending, if it ends."""
@@ -116,7 +116,7 @@ class Results:
             self._stages.start_decoding(req)
         return Ending("error", error=no_token(pending)) if ending is FAULT else ending
 
-    def _count_drafts(self, rate: AcceptanceRate | None, num_drafts: int, num_accepted: int) -> None:
+    def _count_drafts(self, rate: DraftRate | None, num_drafts: int, num_accepted: int) -> None:
         self.num_drafts += 1
         self.num_draft_tokens += num_drafts
         self.num_accepted_tokens += num_accepted

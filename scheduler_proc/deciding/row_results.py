@@ -16,8 +16,7 @@ from messages.errors import ErrorInfo
 from messages.ring.axes import Axis, slice_columns
 from messages.ring.steps import NO_TOKEN, WITH_LOGPROB, ForwardOutput, LogprobColumns
 from scheduler_proc.deciding.in_flight import StepInFlight
-from scheduler_proc.deciding.pages.running_request import Req
-from scheduler_proc.deciding.rows.batch_columns import Chunk
+from scheduler_proc.deciding.pages.running_request import Chunk, Req
 from scheduler_proc.deciding.sampling.logprob_columns import cut, join
 from scheduler_proc.deciding.sampling.output_counts import OutputCounts
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from messages.ring.timeline import ChunkRow, QueueFacts, ScheduleReport, WaitingRow
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
+from scheduler_proc.deciding.pages.running_request import Chunk
 from scheduler_proc.deciding.policy import Policy
 from scheduler_proc.deciding.requests import PendingReq, State
-from scheduler_proc.deciding.rows.batch_columns import Chunk
 from scheduler_proc.deciding.stages import Stages
 
 REFRESH_NS = 1_000_000_000

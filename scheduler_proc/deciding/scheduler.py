@@ -11,20 +11,18 @@ from messages.ring.replies import CacheFlushed, DetokenizeMsg, FinishedRow, ToDe
 from messages.ring.requests import AbortMsg, DropBefore, FlushCache, FramesLost, StopSeen, ToScheduler, UserMsg
 from messages.ring.steps import Batch, ForwardOutput
 from messages.ring.uids import GoneRequests
-from scheduler_proc.deciding.adapter_slots import AdapterSlots
 from scheduler_proc.deciding.drafting.draft_state import Drafts, DraftSteps
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
-from scheduler_proc.deciding.pages.page_journal import PageJournal
-from scheduler_proc.deciding.pages.page_tiers import PageTiers
+from scheduler_proc.deciding.pages.resource import Resource
+from scheduler_proc.deciding.pages.running_request import Chunk
 from scheduler_proc.deciding.policy import Policy
 from scheduler_proc.deciding.refusals import check_possible
 from scheduler_proc.deciding.requests import FollowedGrammar, Limits, PendingReq
 from scheduler_proc.deciding.results import Results
-from scheduler_proc.deciding.rows.batch_columns import BatchBuilder, Chunk
+from scheduler_proc.deciding.rows.batch_columns import BatchBuilder
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.rows.delivery import open_stream, refused_row
-from scheduler_proc.deciding.rows.state_columns import StatePlanner
 from scheduler_proc.deciding.sampling.endings import ABORTED, COMPLETE, STOP_STRING, Ending
 from scheduler_proc.deciding.schedule_reports import ScheduleReports
 from scheduler_proc.deciding.stages import Stages
@@ -67,20 +65,17 @@ class Scheduler:
         grammars: GrammarSource | None = None,
         *,
         plans_decodes_alone: bool = False,
-        adapters: AdapterSlots | None = None,
     ):
         assert cache.num_pages * cache.page_size >= limits.max_model_len
-        self._cache = cache
+        self.cache = cache
         self._limits = limits
         self._stages = Stages(cache)
         self._draft_planner = draft_planner
-        self._tiers = cache.find_observer(PageTiers)
-        self._policy = Policy(self._stages, cache, budget, draft_planner, self._tiers)
-        self.adapters = self._policy.adapters = adapters
+        self._resources = [observer for observer in cache.observers if isinstance(observer, Resource)]
+        self._policy = Policy(self._stages, cache, budget, draft_planner, self._resources)
         self._reports = ScheduleReports(self._stages, cache, self._policy)
-        self._states = None if cache.states is None else StatePlanner(cache)
-        self._results = Results(self._stages, cache, self._states)
-        self._builder = BatchBuilder(cache.num_pages, cache.page_size, limits.max_model_len, cache.windows)
+        self._results = Results(self._stages, cache, self._resources)
+        self._builder = BatchBuilder(cache.num_pages, cache.page_size, limits.max_model_len)
         self._grammars = grammars
         self._plans_decodes_alone = plans_decodes_alone
         self._in_flight: deque[StepInFlight] = deque()
@@ -91,10 +86,6 @@ class Scheduler:
         self._num_steps_ahead = 0
         self._must_tell_drained = False
         self._gone = GoneRequests()
-
-    @property
-    def journal(self) -> PageJournal | None:
-        return self._cache.find_observer(PageJournal)
 
     @property
     def is_idle(self) -> bool:
@@ -120,8 +111,7 @@ class Scheduler:
             case FlushCache():
                 self._flush(message)
             case ExplainCache() | ListCache():
-                answer = self._cache.answer(message)
-                self._replies.append(answer if self._tiers is None else self._tiers.add_tokens(message, answer))
+                self._replies.append(self.cache.answer(message))
 
     def schedule(self) -> Batch | None:
         """Returns the next step, or `None` if no request can have a row.
@@ -131,10 +121,9 @@ class Scheduler:
         """
         if self._grammars is not None:
             self._release_compiled(self._grammars)
-        if self._tiers is not None:
-            self._tiers.collect_loaded(self._cache)
-        for pending, ending in [] if self.adapters is None else self.adapters.collect(self._stages.waiting):
-            self._reply_end(self._results.finish(pending, ending))
+        for resource in self._resources:
+            for pending, ending in resource.collect(self._stages.waiting, self.cache):
+                self._reply_end(self._results.finish(pending, ending))
         if self.is_idle or (self._policy.is_closed and not self._stages.running):
             return None
         assert len(self._in_flight) < 2, "there are two steps in flight"
@@ -147,8 +136,7 @@ class Scheduler:
         except MustCommitError:
             return None
         if not rows.reqs and not chunks:
-            is_held = self._stages.compiling or self._policy.starved or self.has_loads
-            is_held = is_held or (self.adapters is not None and self.adapters.is_reading)
+            is_held = self._stages.compiling or self._policy.starved or self.is_loading
             assert before is not None or is_held, "there are requests and none can run"
             if before is None:
                 self._replies += self._reports.make(self._num_steps, [])
@@ -174,28 +162,24 @@ class Scheduler:
     def _begin_step(self, rows: DecodeRows, chunks: list[Chunk]) -> Batch:
         self._num_steps += 1
         self._num_steps_ahead += bool(self._in_flight)
-        states = None
-        if self._states is not None:
-            states = self._states.plan(rows, chunks, self._in_flight[0].states if self._in_flight else None)
-        self._in_flight.append(StepInFlight(rows.reqs, chunks, self._stages, states))
+        self._in_flight.append(StepInFlight(rows.reqs, chunks, self._stages))
         self._replies += self._reports.make(self._num_steps, chunks)
-        columns = {} if states is None else states.columns()
-        if self.adapters is not None:
-            reqs = [*rows.reqs, *[chunk.req for chunk in chunks]]
-            columns = {**columns, **self.adapters.columns(reqs, self._stages.running.values())}
+        columns: dict[str, bytes] = {}
+        for resource in self._resources:
+            columns.update(resource.columns(rows, chunks))
         return self._builder.build(self._num_steps, rows, chunks, columns)
 
     @property
-    def has_loads(self) -> bool:
-        """True if a request waits for pages from a lower tier."""
-        return self._tiers is not None and self._tiers.has_loads
+    def is_loading(self) -> bool:
+        """True if a request waits for something that arrives without a step."""
+        return any(resource.is_loading for resource in self._resources)
 
     @property
     def may_plan_behind(self) -> bool:
         """True if a step may be planned behind the one in flight, as far as is known now."""
         if self._draft_planner is not None:
             return False  # drafts need all tokens, and how many the step in flight adds is unknown
-        if self._states is not None and self._in_flight and self._in_flight[0].has_suspects:
+        if not all(resource.may_plan_behind() for resource in self._resources):
             return False
         stages = self._stages
         return not self._plans_decodes_alone or not (
@@ -232,45 +216,45 @@ class Scheduler:
         if self._in_flight:  # its pages were allocated before this step's were full
             self._stages.decode.enter_pages()
             for req, _ in self._stages.decode.reqs_without_slot():
-                self._cache.note_filled(req)
+                self.cache.note_filled(req)
 
     def note_time(self, batch: Batch, seconds: float, cost_s: float) -> None:
         """Records the time of a step and its plan.
 
         A step without prompt chunks counts for draft lengths with `cost_s`, measured by the clock of `DraftModel`. A
-        step with one counts for loads from lower tiers and for the size of further steps with `seconds`.
+        step with one counts for resources and for the size of further steps with `seconds`.
         """
         has_prompts = len(batch.token_ids) > len(batch.sample_tokens)
         if self._draft_planner is not None and not has_prompts:
             self._draft_planner.note_time(batch.num_tokens, cost_s)
         if has_prompts:
             self._policy.step_size.note_time(batch.num_tokens, seconds)
-        if self._tiers is not None and has_prompts:
-            self._tiers.note_prefill(batch.num_tokens, seconds)
+            for resource in self._resources:
+                resource.note_prefill(batch.num_tokens, seconds)
 
     def save_cache(self, timeout_s: float) -> None:
-        """Puts cached pages into lower tiers for at most `timeout_s`, unless a successor takes the cache over."""
-        if self._tiers is not None and not (self._policy.is_closed and self.journal is not None):
-            self._tiers.save(self._cache.cached_pages(), timeout_s)
+        """Saves cached pages where observers can, for `timeout_s` at most, unless a successor takes the cache over."""
+        is_taken_over = self._policy.is_closed and any(observer.outlives_process for observer in self.cache.observers)
+        for observer in () if is_taken_over else self.cache.observers:
+            observer.save(self.cache.cached_pages(), timeout_s)
 
     def forget_plan(self) -> None:
         """Undoes the plan of the step behind the one in flight, which must not have been launched."""
-        self._forget(self._in_flight.pop())
+        self._in_flight.pop()
+        for resource in self._resources:
+            resource.forget()
 
     def forget_steps(self) -> None:
         """Undoes the plans of all steps in flight, which must have ended or failed.
 
-        Rows whose recurrent states they may have updated in place are computed again from their last checkpoints.
+        Rows of which they may have overwritten something are computed again.
         """
-        overwritten = dict.fromkeys(req for step in self._in_flight for req in step.find_overwritten())
+        runs = self._stages.runs
+        suspects = dict.fromkeys(req for resource in self._resources for req in resource.suspect(runs))
         while self._in_flight:
-            self._forget(self._in_flight.pop())
-        for req in overwritten:
-            self._stages.suspect(req)
-
-    def _forget(self, step: StepInFlight) -> None:
-        if self._states is not None and step.states is not None:
-            self._states.forget(step.states)
+            self.forget_plan()
+        for req in suspects:
+            self._stages.preempt(req)
 
     @property
     def must_tell_tokens(self) -> bool:
@@ -284,7 +268,7 @@ class Scheduler:
 
     def gauges(self) -> dict[str, float]:
         """Returns sizes and counters by name; `requests` and `pages_in_use`, among others, are 0 when idle."""
-        stages, cache, policy, results = self._stages, self._cache, self._policy, self._results
+        stages, cache, policy, results = self._stages, self.cache, self._policy, self._results
         gauges: dict[str, float] = {
             "requests": len(stages.requests),
             "waiting": self.num_waiting,
@@ -319,18 +303,14 @@ class Scheduler:
             "draft_tokens": results.num_draft_tokens,
             "accepted_tokens": results.num_accepted_tokens,
         }
-        for part in [*cache.observers, *cache.attachments]:
-            gauges |= part.gauges()
-        if self.adapters is not None:
-            gauges |= self.adapters.gauges(stages.running.values())
+        for observer in cache.observers:
+            gauges |= observer.gauges()
         gauges.update((f"finished_{reason}", count) for reason, count in results.num_finished.items())
         return gauges
 
     def check(self) -> None:
         """Asserts all invariants between two steps. It walks all pages: milliseconds for a large cache."""
         self._stages.check()
-        if self.adapters is not None:
-            self.adapters.check(self._stages.running.values())
 
     def _take_request(self, message: UserMsg, replaced: PendingReq | None) -> None:
         if replaced is not None:
@@ -340,8 +320,6 @@ class Scheduler:
             check_possible(message, self._limits)
             if message.sampling_params.grammar is not None and self._grammars is None:
                 raise bad_request("grammars are not supported here")
-            if message.sampling_params.adapter is not None and self.adapters is None:
-                raise bad_request("LoRA is off here", "model")
         except RequestError as error:
             self._results.num_finished["error"] += 1
             self._reply_end(refused_row(message, error.info))
@@ -349,9 +327,9 @@ class Scheduler:
         pending = PendingReq(message, self._limits, time.monotonic_ns())
         self._enqueue(pending)
         self._replies += pending.pop_task_replies()  # the logprobs of a prompt of one token are complete
-        must_read = self.adapters is not None and self.adapters.prepare(pending)
+        lacking = [resource for resource in self._resources if resource.prepare(pending)]
         ending = pending.find_ending()
-        if ending is not None and not must_read:
+        if ending is not None and not lacking:
             self._reply_end(self._results.finish(pending, ending))
 
     def _enqueue(self, pending: PendingReq) -> None:
@@ -387,7 +365,7 @@ class Scheduler:
 
     def _flush(self, message: FlushCache) -> None:
         num_requests = 0 if message.is_forced else len(self._stages.requests)
-        num_pages = 0 if num_requests else self._cache.flush()
+        num_pages = 0 if num_requests else self.cache.flush()
         self._replies.append(CacheFlushed(message.uid, num_pages, num_requests))
 
     def _reply_end(self, row: FinishedRow) -> None:

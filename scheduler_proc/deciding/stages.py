@@ -108,6 +108,10 @@ class Stages:
         del self.compiling[pending.uid]
         self.waiting.push(pending)
 
+    def runs(self, req: Req) -> bool:
+        """True unless `req` has ended or been preempted."""
+        return self.running.get(req.uid) is req
+
     @property
     def num_active(self) -> int:
         """Running requests that are not paused."""
@@ -126,7 +130,8 @@ class Stages:
         req.pending.state = State.WAITING
 
     def admit(self, req: Req) -> None:
-        """WAITING → PREFILL, for the request that `open_next` returned."""
+        """WAITING → PREFILL, for the request that `open_next` returned, if nothing is lacking."""
+        self._cache.admit(req)
         self.waiting.remove(req.pending)
         self.running[req.uid] = req
         self.rows_by_group[req.pending.group] += 1
@@ -137,7 +142,6 @@ class Stages:
         """PREFILL → DECODE: its prompt is computed and its next token known."""
         self.prefilling.remove(req)
         req.pending.state = State.DECODE
-        req.pending.is_suspect = False
         self.decode.append(req)
         self.num_yielding += req.pending.gives_way
 
@@ -169,15 +173,6 @@ class Stages:
         req.pending.state = State.WAITING
         self.waiting.push(req.pending, ends_turn=ends_turn)
 
-    def suspect(self, req: Req) -> None:
-        """Preempts a row whose state a failed step may have overwritten.
-
-        Its state is computed again, from the last checkpoint, in steps that overwrite no state they begin from. Such a
-        step can be run again in parts if it fails, too.
-        """
-        self.preempt(req)
-        req.pending.is_suspect = True
-
     def finish(self, pending: PendingReq, is_reusable: bool = True) -> None:
         """Any → FINISHED: the pages of the request are freed or, with `is_reusable`, cached."""
         del self.requests[pending.uid]
@@ -190,6 +185,7 @@ class Stages:
         else:
             self._leave_row(req)
             self._cache.close(req, is_reusable)
+        self._cache.finish(pending.uid)
         pending.state = State.FINISHED
 
     def check(self) -> None:

@@ -1,20 +1,18 @@
 """A step that is being planned: its chunks, and the pages that they compute."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Protocol
 
 import msgspec
 
 from scheduler_proc.deciding.drafting.draft_state import Drafts, DraftSteps
 from scheduler_proc.deciding.in_flight import StepInFlight
-from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.pages.block_allocator import PageKey
+from scheduler_proc.deciding.pages.running_request import Chunk, Req
 from scheduler_proc.deciding.requests import Group, PendingReq
-from scheduler_proc.deciding.rows.batch_columns import Chunk
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
-from scheduler_proc.deciding.rows.state_columns import likely_places
 from scheduler_proc.deciding.tasks.pooling import chunking_of
-
-PageKey = tuple[int, bytes, bytes]
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -51,8 +49,12 @@ class StepPlan:
         """Groups of which no request can be admitted now."""
         self.pages_in_work: dict[PageKey, int] = {}
         """The uid of the request that computes each page."""
-        self.chunks_in_flight = [] if before is None else before.chunks_in_work()
-        self.ends_in_flight = {chunk.req.uid: chunk.end for chunk in self.chunks_in_flight}
+        self.in_flight = [] if before is None else before.chunks_in_work()
+        self.ends_in_flight = {chunk.req.uid: chunk.end for chunk in self.in_flight}
+
+    def chunks_in_work(self) -> Iterable[Chunk]:
+        """Returns the chunks of the step in flight, and those of this one so far."""
+        return chain(self.in_flight, self.chunks)
 
     def count_missing(self, req: Req) -> int:
         """Returns the number of tokens of a prompt that no step computes so far."""
@@ -66,18 +68,6 @@ class StepPlan:
         is_before = pending.sampling_params.priority <= passed.pending.sampling_params.priority
         is_other = pending.group != passed.pending.group and not pending.gives_way
         return is_before and is_other and num_tokens * 2 <= self.count_missing(passed)
-
-    def find_state_in_work(self, req: Req, page_size: int) -> int | None:
-        """Returns the request that computes up to a checkpoint from which `req` can continue."""
-        first, end = req.num_computed_tokens, req.pending.num_reusable_tokens
-        for chunk in (*self.chunks_in_flight, *self.chunks):
-            other = chunk.req
-            for place in likely_places(other, page_size):
-                place *= page_size
-                is_ahead = first <= chunk.start < place <= end and other.pending.salt == req.pending.salt
-                if is_ahead and other.token_ids[:place] == req.token_ids[:place]:
-                    return other.uid
-        return None
 
     def fits(self, pending: PendingReq) -> bool:
         """True unless its prompt must be computed in one step, and this one has too few tokens left."""

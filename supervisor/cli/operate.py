@@ -95,34 +95,34 @@ def make_parser(wanted: Collection[str] = ()) -> tuple[argparse.ArgumentParser, 
     parser = argparse.ArgumentParser(prog=PROGRAM, description="Commands for a running server.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add(commands, "ps", "list the processes", list_processes)
-    logs = _add(commands, "logs", "show what a process has written last", show_logs)
+    logs = _add(commands, "logs", "show the last log lines of a process", show_logs)
     logs.add_argument("process", metavar="NAME")
-    logs.add_argument("-n", "--lines", type=_count, default=50, metavar="N", help="lines to show (default: 50)")
-    logs.add_argument("-f", "--follow", action="store_true", help="keep printing what it writes")
-    drain = _add(commands, "drain", "take nothing new, let running requests finish, then end the server", drain_server)
-    drain.add_argument("--timeout-s", type=_seconds, metavar="X", help="longest wait (default: --drain-timeout-s)")
-    restart = _add(commands, "restart", "replace a process without an error for any client", restart_process)
+    logs.add_argument("-n", "--lines", type=_count, default=50, metavar="N", help="number of lines (default: 50)")
+    logs.add_argument("-f", "--follow", action="store_true", help="follow the log")
+    drain = _add(commands, "drain", "reject new requests, finish running ones, then shut down", drain_server)
+    drain.add_argument(
+        "--timeout-s", type=_seconds, metavar="X", help="maximum wait in seconds (default: --drain-timeout-s)"
+    )
+    restart = _add(commands, "restart", "replace a process without failing any request", restart_process)
     restart.add_argument("process", metavar="NAME")
     restart.add_argument(
         "--timeout-s",
         type=_seconds,
         metavar="X",
-        help="what rows of a scheduler may take before they continue elsewhere or in the new one (default: 0), and "
-        "connections of a frontend (default: --drain-timeout-s)",
+        help="seconds that a scheduler's rows may run before they move to another one (default: 0), or a "
+        "frontend's connections before they are closed (default: --drain-timeout-s)",
     )
-    restart.add_argument("--all", action="store_true", help="replace all of its kind, one after the other")
-    scale = _add(commands, "scale", "run more or fewer tokenizers or schedulers", scale_process)
+    restart.add_argument("--all", action="store_true", help="replace all processes of this kind, one at a time")
+    scale = _add(commands, "scale", "change the number of tokenizers or schedulers", scale_process)
     scale.add_argument("process", metavar="NAME")
-    scale.add_argument("num", type=_count, metavar="N", help="how many there shall be")
-    snapshot = _add(commands, "snapshot", "write all that can be known of the server into a directory", take_snapshot)
-    snapshot.add_argument("--out", type=Path, metavar="DIR", help="a new directory (default: one in --snapshot-dir)")
-    snapshot.add_argument(
-        "--redact", action="store_true", help="without the texts and tokens of requests, and without the logs"
-    )
-    level = _add(commands, "log-level", "show more or less of the log of all or some processes", set_log_level)
+    scale.add_argument("num", type=_count, metavar="N", help="target number of processes")
+    snapshot = _add(commands, "snapshot", "write a diagnostic bundle to a directory", take_snapshot)
+    snapshot.add_argument("--out", type=Path, metavar="DIR", help="directory to create (default: in --snapshot-dir)")
+    snapshot.add_argument("--redact", action="store_true", help="omit logs, and texts and tokens of requests")
+    level = _add(commands, "log-level", "set the log level of processes", set_log_level)
     level.add_argument("level", choices=("debug", "info", "warning", "error"))
     level.add_argument("processes", nargs="*", metavar="NAME", help="the processes (default: all)")
-    text = "note what processes do, as one file for a trace viewer"
+    text = "profile processes into one file for a trace viewer"
     record.add_options(_add(commands, "profile", text, profile_processes))
     for extra in installed_extras():
         for name, command in extra.commands.items():
@@ -225,7 +225,7 @@ def _add(commands: Any, name: str, text: str, execute: Execute | None = None) ->
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="the server's run directory")
     parser.add_argument("--port", type=int, metavar="N", help="the server's port (default: the only running server)")
-    parser.add_argument("--model", metavar="NAME", help="the model that is meant, in a server of several (--models)")
+    parser.add_argument("--model", metavar="NAME", help="model to operate on, if the server has several (--models)")
     parser.set_defaults(execute=execute, needs_server=True)
     return parser
 
@@ -248,5 +248,5 @@ def _count(text: str) -> int:
 def _seconds(text: str) -> float:
     value = float(text)
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no time")
+        raise argparse.ArgumentTypeError(f"{text} is not a valid time")
     return value

@@ -17,9 +17,11 @@ ANSWER_TIMEOUT_S = 15.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("processes", nargs="*", metavar="NAME", help="the processes (default: all)")
-    parser.add_argument("--seconds", type=float, default=5.0, metavar="X", help="how long (default: 5)")
-    parser.add_argument("--out", type=Path, default=Path("trace.json"), metavar="FILE", help="default: trace.json")
+    parser.add_argument("processes", nargs="*", metavar="NAME", help="processes to profile (default: all)")
+    parser.add_argument("--seconds", type=float, default=5.0, metavar="X", help="duration (default: 5)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("trace.json"), metavar="FILE", help="output file (default: trace.json)"
+    )
 
 
 def take_profile(line: AdminClient, processes: Sequence[str], seconds: float, out: Path) -> str:

@@ -150,8 +150,10 @@ class Bench:
         states: tuple[int, int] | None = None,
         adapters: AdapterSlots | None = None,
     ):
-        self.limits = Limits(max_model_len, VOCAB_SIZE, (eos_token_id,))
+        self.limits = Limits(max_model_len, VOCAB_SIZE, (eos_token_id,), has_adapters=adapters is not None)
         self.cache = open_cache(num_pages, page_size, is_sharing, pages, store, windows, states)
+        if adapters is not None:
+            self.cache.add_observer(adapters)
         self.grammars = SimulatedGrammars(self.limits)
         self.budget = Budget(max_num_seqs, max_num_batched_tokens, *yielding)
         planner = None if drafter is None else plan_all_drafts(self.cache, drafter)
@@ -162,7 +164,6 @@ class Bench:
             planner,
             self.grammars,
             plans_decodes_alone=plans_decodes_alone,
-            adapters=adapters,
         )
         self.adapters = adapters
         self.runner = SimulatedRunner(num_pages, page_size, VOCAB_SIZE)
@@ -195,9 +196,7 @@ class Bench:
     def step(self) -> dict[int, int]:
         """Runs one step; returns the number of tokens that each request had in it, in the order of the rows."""
         batch = self.plan()
-        while batch is None and (
-            self.grammars.compiling or self.scheduler.has_loads or (self.adapters and self.adapters.is_reading)
-        ):
+        while batch is None and (self.grammars.compiling or self.scheduler.is_loading):
             batch = self.plan()
         self.inbox.take(self.scheduler.pop_replies())
         if batch is None:

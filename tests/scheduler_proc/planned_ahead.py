@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 from messages.ring.steps import Batch, ForwardOutput
-from scheduler_proc.computing.step.inputs import only_samples
+from scheduler_proc.computing.step.packing import only_samples
 from scheduler_proc.computing.step.rewritten_batches import with_known_tokens
 from scheduler_proc.stepper import Stepper
 from tests.scheduler_proc.overlapped import LaunchedStep, OverlappedBench, OverlappedRunner

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from scheduler_proc.deciding.pages.page_journal import PageJournal
 from tests.scheduler_proc.clients import user_msg
 from tests.scheduler_proc.overlapped import LaunchedStep
 from tests.scheduler_proc.planned_ahead import AheadBench, AheadRunner
@@ -129,7 +130,7 @@ def test_a_full_page_is_sealed_as_soon_as_its_step_is_committed():
     pages = SimulatedPages(40, 4)
     bench = AheadBench(pages=pages)
     bench.send(user_msg(1, [3, 1, 4], 20, ignore_eos=True))
-    journal = bench.scheduler.journal
+    journal = bench.cache.find_observer(PageJournal)
     assert journal is not None
     num_ahead = 0
     while bench.step():

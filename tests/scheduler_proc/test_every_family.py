@@ -22,8 +22,8 @@ from scheduler_proc.deciding.drafting.drafts import Draft, NgramDrafter
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.open_cache import open_cache
 from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.pages.state_plans import REWRITTEN_TOKENS
 from scheduler_proc.deciding.requests import Limits
-from scheduler_proc.deciding.rows.state_columns import REWRITTEN_TOKENS
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.deciding.step_plan import Budget
 from tests.checkpoints import (

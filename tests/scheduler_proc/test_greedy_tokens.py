@@ -11,11 +11,10 @@ from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasse
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.deciding.drafting.drafts import Draft, Drafter
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
+from scheduler_proc.deciding.pages.open_cache import open_cache
 from scheduler_proc.deciding.pages.running_request import Req
-from scheduler_proc.deciding.pages.state_slots import StateSlots
-from scheduler_proc.deciding.pages.window_pages import WindowPages
+from scheduler_proc.deciding.pages.state_plans import REWRITTEN_TOKENS
 from scheduler_proc.deciding.requests import Limits
-from scheduler_proc.deciding.rows.state_columns import REWRITTEN_TOKENS
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.deciding.step_plan import Budget
 from scheduler_proc.step_times import StepTimes
@@ -116,11 +115,8 @@ class Recalled:
 
 
 def make_cache(runner: Runner, num_pages: int, page_size: int = PAGE_SIZE) -> BlockAllocator:
-    attachments: list[WindowPages | StateSlots] = [] if runner.states is None else [StateSlots(*runner.states)]
-    if runner.windows is not None:
-        window, num_window_pages = runner.windows
-        attachments.append(WindowPages(window, min(num_pages, num_window_pages), page_size))
-    return BlockAllocator(num_pages, page_size, attachments=attachments)
+    windows = runner.windows and (runner.windows[0], min(num_pages, runner.windows[1]))
+    return open_cache(num_pages, page_size, True, None, None, windows, runner.states)
 
 
 def run(
@@ -231,7 +227,7 @@ def test_alone_and_again_from_the_cache(model: Model):
                 inbox.take(scheduler.pop_replies())
             outputs.append(inbox.tokens[attempt_uid, 0])
             cached = inbox.finished[attempt_uid, 0].usage.cached_tokens
-            num_left = REWRITTEN_TOKENS if cache.states else 1
+            num_left = REWRITTEN_TOKENS if model.runner.states else 1
             least, most = (len(prompt) - num_left) // PAGE_SIZE * PAGE_SIZE, (len(prompt) - 1) // PAGE_SIZE * PAGE_SIZE
             assert attempt_uid % 2 == 0 or least <= cached <= most
         assert outputs[0] == outputs[1]

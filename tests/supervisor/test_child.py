@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.child import MAX_LINE_BYTES, NUM_LAST_LINES, Child, Command, how_it_ended
+from supervisor.child import NUM_LAST_LINES, Child, Command, how_it_ended
+from supervisor.output_lines import MAX_LINE_BYTES
 from tests.supervisor.fake_run import wait_until
 
 TIMEOUT_S = 20.0

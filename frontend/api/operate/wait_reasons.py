@@ -9,26 +9,11 @@ from frontend.http.stream import OpenStreams
 from frontend.requests.generation import Generation
 from frontend.requests.timeline import WaitReport
 from frontend.service import Service
-from messages.ring.timeline import DelayedRow, PausedRow, QueueFacts, WaitingRow
+from messages.ring.timeline import RESOURCE_TEXTS, DelayedRow, PausedRow, QueueFacts, WaitingRow
+from messages.ring.timeline import WaitsFor as QueueReason
 
 WaitsFor = Literal[
-    "process",
-    "tokenizer",
-    "scheduler",
-    "rows",
-    "tokens",
-    "pages",
-    "drain",
-    "window_pages",
-    "state_slots",
-    "adapter",
-    "adapter_slots",
-    "priority",
-    "same_page",
-    "load",
-    "quarantine",
-    "client",
-    "choices",
+    "process", "tokenizer", "scheduler", QueueReason, "same_page", "load", "quarantine", "client", "choices"
 ]
 
 
@@ -144,20 +129,14 @@ def _in_queue(row: WaitingRow, facts: QueueFacts, heard_s: float) -> Waiting:
             reason = f"the step has no tokens left: {_tokens(facts)}"
         case "pages":
             reason = _pages(row, facts)
-        case "window_pages":
-            reason = "too few pages of layers with a window are free or can be evicted (--kv-cache-memory-gb)"
-        case "state_slots":
-            reason = "all slots for recurrent states are in use (--kv-cache-memory-gb)"
-        case "adapter":
-            reason = "its LoRA adapter is being read from disk"
-        case "adapter_slots":
-            reason = "rows use other LoRA adapters, as many as may be used at once (--max-loras)"
         case "drain":
             reason = "the scheduler finishes its running requests and is then replaced"
         case "priority":
             reason = "it has the lowest priority, and there are requests of a higher one"
         case None:
             reason = "it gave up its row in this step"
+        case resource:
+            reason = RESOURCE_TEXTS[resource]
     estimated_s = None
     if facts.admitted_per_s:
         estimated_s = round(max(0.0, (row.num_before + 1) / facts.admitted_per_s - heard_s), 3)

@@ -13,9 +13,9 @@ import torch
 
 from kernels.arguments.paged_kv import SCALE_DTYPE
 from messages.config.server import Config
-from messages.errors import BootError
 from scheduler_proc.computing.model.description import CachePart, ModelDescription
 from scheduler_proc.computing.placement import Placement
+from scheduler_proc.computing.step.features.windows import count_steady
 from scheduler_proc.computing.step.shapes import StepLimits
 
 MAX_WINDOW_RATIO = 2 / 3
@@ -62,27 +62,6 @@ def list_tensors(parts: Sequence[CachePart], placement: Placement) -> list[tuple
 def pages_per_context(config: Config) -> int:
     """Returns the pages of the longest request."""
     return -(-config.facts.max_model_len // config.cache.block_size)
-
-
-def find_window(config: Config, model: ModelDescription) -> int | None:
-    """Returns the largest window of the model; `None` if no request is long enough to free window pages.
-
-    Raises `BootError` for lower tiers, which do not keep them.
-    """
-    window = max((mixer.window or 0 for mixer in model.mixers if mixer.cache), default=0)
-    if not window or count_steady(window, config.cache.block_size) >= pages_per_context(config):
-        return None
-    if config.cache.kv_disk or config.cache.kv_offload_gb:
-        raise BootError(
-            f"--kv-disk and --kv-offload-gb do not keep the pages of layers with a window; this model's is {window} "
-            "tokens"
-        )
-    return window
-
-
-def count_steady(window: int, page_size: int) -> int:
-    """Returns the maximum number of window pages that a request uses between two steps."""
-    return 1 + -(-(window - 1) // page_size)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,9 @@ from scheduler_proc.computing.model.position_biases import POSITION_BIAS, bias_p
 from scheduler_proc.computing.model.rope_tables import make_rope_tables
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
 from scheduler_proc.computing.parallel import ALONE, ParallelGroup
-from scheduler_proc.computing.step.inputs import StepInputs, StepRows
+from scheduler_proc.computing.step.features.adapters import ADAPTERS
+from scheduler_proc.computing.step.inputs import StepInputs
+from scheduler_proc.computing.step.rows import StepRows
 
 LayerKind = tuple[LayerDescription, tuple[str, ...]]
 """A description and the formats of the weights: layers of one kind compute the same on different weights."""
@@ -164,8 +166,9 @@ class DescribedDecoder:
     ) -> Tensor:
         """Returns the final hidden states of `step.head_tokens`, [N, E]; keeps those of all tokens in `hidden_SE`."""
         residual_TE = self.embedding(step, room.residual)
-        if self.adapters is not None and step.adapter_slots is not None:
-            self.adapters.tables.embed(step, step.adapter_slots, residual_TE)
+        slots_T = step.view(ADAPTERS)
+        if self.adapters is not None and slots_T is not None:
+            self.adapters.tables.embed(step, slots_T, residual_TE)
         hidden_TE = self.compute_layers(residual_TE, step, memory, room, compute_middle)
         if self.model.mtp is None:
             return hidden_TE
@@ -186,7 +189,7 @@ class DescribedDecoder:
         `compute_middle` gets the layers between the first one, the last one that stores anything, and the last one.
         After the one that stores, only the head's tokens are computed, if `step.head_rows` are known.
         """
-        lora = None if self.adapters is None or step.adapter_slots is None else self.adapters.slots.linears
+        lora = None if self.adapters is None or step.view(ADAPTERS) is None else self.adapters.slots.linears
         rows = StepRows(step, lora=lora)
         attended_TA = room.attended
         if attended_TA is None:

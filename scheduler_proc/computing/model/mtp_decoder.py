@@ -20,6 +20,7 @@ from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import ComputeLayers, DescribedDecoder, Memory
 from scheduler_proc.computing.model.description import MTP
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
+from scheduler_proc.computing.step.features.kept_hidden import KEPT_HIDDEN
 from scheduler_proc.computing.step.inputs import StepInputs
 
 
@@ -52,8 +53,8 @@ class MtpDecoder:
         compute_middle: ComputeLayers | None = None,
         hidden_SE: Tensor | None = None,
     ) -> Tensor:
-        """Returns the hidden states of `step.head_tokens`, [N, E], and keeps them in `step.hidden_slots`."""
-        slots_N = step.hidden_slots
+        """Returns the hidden states of `step.head_tokens`, [N, E], and keeps them in the slots of `KEPT_HIDDEN`."""
+        slots_N = step.view(KEPT_HIDDEN)
         assert hidden_SE is not None
         assert slots_N is not None
         embedded_TE = self._decoder.embedding(step, room.normed)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels.cpu.huge_pages import empty_huge
 from scheduler_proc.computing.model.description import ModelDescription
-from scheduler_proc.computing.step.inputs import StepRows
+from scheduler_proc.computing.step.rows import StepRows
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def prompt_logprobs(
 ) -> TokenLogprobs:
     """Returns the logprobs of the step's prompt tokens, from the hidden states of the tokens before them.
 
-    They are NaN if logits are not finite. `slots_Q`: see `Forwarded.hidden_slots`.
+    They are NaN if logits are not finite. `slots_Q`: see `Forwarded.head_slots`.
     """
     ids_Q = columns["prompt_ids"]
     assert len(ids_Q) == len(hidden_QE)

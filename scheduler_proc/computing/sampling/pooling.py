@@ -113,7 +113,7 @@ def compute_pooled(
 ) -> list[Tensor]:
     """Returns the vectors of each group, float32 [M, D]; `columns` are the plan's, on the device.
 
-    `slots_Q`: see `Forwarded.hidden_slots`.
+    `slots_Q`: see `Forwarded.head_slots`.
     """
     wide_QE = hidden_QE.float()
     sums_NE = _reduce(wide_QE, plan, columns)

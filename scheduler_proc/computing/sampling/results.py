@@ -17,6 +17,8 @@ from scheduler_proc.computing.sampling.logprobs import MAX_LOGITS, TokenLogprobs
 from scheduler_proc.computing.sampling.plan import SamplingPlan
 from scheduler_proc.computing.sampling.pooling import compute_pooled, read_pooled
 from scheduler_proc.computing.sampling.sampler import choose_tokens
+from scheduler_proc.computing.step.features.adapters import ADAPTERS
+from scheduler_proc.computing.step.inputs import StepInputs
 
 
 class Forwarded(NamedTuple):
@@ -30,8 +32,14 @@ class Forwarded(NamedTuple):
     """The columns of the `SamplingPlan`."""
     plain: np.ndarray | None = None
     """int64 [S]: the rows' tokens as if all were plain, if the forward pass has put them into host memory."""
-    hidden_slots: Tensor | None = None
+    head_slots: Tensor | None = None
     """int32 [Q]: the adapter's slot of each hidden state, if an adapter may have a head of its own."""
+
+
+def head_slots(step: StepInputs, num_sampled: int) -> Sequence[Tensor | None]:
+    """Returns the adapters' slots of the sampled ones among `step.head_tokens` and of the others, if rows have any."""
+    slots_T = step.view(ADAPTERS)
+    return (None, None) if slots_T is None else slots_T[step.head_tokens].tensor_split((num_sampled,))
 
 
 Result = Sequence[Tensor] | np.ndarray

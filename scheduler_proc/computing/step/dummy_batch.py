@@ -22,6 +22,7 @@ from messages.ring.steps import (
     LogitsProcessing,
     PromptLogprobTargets,
 )
+from scheduler_proc.computing.step.features.registry import FEATURES
 
 NUM_TOP = 20
 """Alternatives to each token of a full step."""
@@ -71,8 +72,7 @@ def plan_dummy_batch(num_tokens: int, max_rows: int, max_row_tokens: int, page_s
     num_rows, num_decode_rows = len(query_lens), query_lens.count(1)
     num_pages = -(-max(query_lens) // page_size)
     positions = [position for query_len in query_lens for position in range(query_len)]
-    num_tokens, slots = len(positions), pack_int64(positions)
-    page_tables = pack_int32(list(range(num_pages)) * num_rows)
+    num_tokens = len(positions)
     sizes = {ROW: num_rows, TOKEN: num_tokens, SAMPLED: num_rows, BIAS: num_rows, PENALIZED: num_rows}
     dummy = fill_columns(
         Batch,
@@ -81,14 +81,13 @@ def plan_dummy_batch(num_tokens: int, max_rows: int, max_row_tokens: int, page_s
         uids=pack_int64(range(num_rows)),
         query_lens=pack_int32(query_lens),
         positions=pack_int32(positions),
-        slots=slots,
-        window_slots=slots,
-        page_tables=page_tables,
-        window_page_tables=page_tables,
-        state_slots=pack_int32(slot for query_len in query_lens for slot in (*[-1] * (query_len - 1), 0)),
+        slots=pack_int64(positions),
+        page_tables=pack_int32(list(range(num_pages)) * num_rows),
         sample_tokens=pack_int32(end - 1 for end in accumulate(query_lens)),
         sample_positions=pack_int64(query_lens),
     )
+    for feature in FEATURES:
+        dummy |= feature.dummy(query_lens, dummy)
     num_mask_words = -(-vocab_size // 32)
     processing = fill_columns(
         LogitsProcessing,

@@ -1,13 +1,19 @@
 """Planned steps in another form: with tokens that the plan lacked, or with every token as a decode row."""
 
 from collections.abc import Sequence
-from itertools import accumulate
+from typing import Any
 
 import msgspec
 
 from messages.columns import pack_int32, unpack_int32
-from messages.ring.steps import Batch
-from scheduler_proc.computing.step.inputs import read_state_sources
+from messages.ring.axes import columns_of
+from messages.ring.steps import PAGE, ROW, Batch
+from scheduler_proc.computing.step.features.registry import FEATURES
+
+OWN = {"query_lens", "context_lens", "num_drafts"}
+"""The columns of rows that are others where each token is a row."""
+
+REPEATED = [name for name, column in columns_of(Batch).items() if column.axis in (ROW, PAGE) and name not in OWN]
 
 
 def with_known_tokens(batch: Batch, next_tokens: bytes) -> Batch:
@@ -31,29 +37,11 @@ def as_decode_rows(batch: Batch) -> Batch:
     if batch.num_decode_rows == num_tokens:
         return batch
     counts = unpack_int32(batch.query_lens)
-    return msgspec.structs.replace(
-        batch,
-        num_decode_rows=num_tokens,
-        uids=_repeat(batch.uids, counts),
-        query_lens=pack_int32([1]) * num_tokens,
-        context_lens=batch.positions,
-        page_tables=_repeat(batch.page_tables, counts),
-        window_page_tables=_repeat(batch.window_page_tables, counts),
-        num_drafts=b"",
-        state_sources=_chain_sources(batch, counts),
-        adapter_slots=_repeat(batch.adapter_slots, counts),
-    )
-
-
-def _chain_sources(batch: Batch, counts: Sequence[int]) -> bytes:
-    """Returns the slot with the state before each token: the row's source, then the slot of the token before it."""
-    if not batch.state_slots:
-        return b""
-    slots, starts = unpack_int32(batch.state_slots), accumulate(counts, initial=0)
-    chained = [-1, *slots[:-1]]
-    for start, source in zip(starts, unpack_int32(read_state_sources(batch)), strict=False):
-        chained[start] = source
-    return pack_int32(chained)
+    columns: dict[str, Any] = {name: _repeat(column, counts) for name in REPEATED if (column := getattr(batch, name))}
+    for feature in FEATURES:
+        columns |= feature.as_decode_rows(batch, counts)
+    own = {"query_lens": pack_int32([1]) * num_tokens, "context_lens": batch.positions, "num_drafts": b""}
+    return msgspec.structs.replace(batch, num_decode_rows=num_tokens, **columns, **own)
 
 
 def _repeat(column: bytes, counts: Sequence[int]) -> bytes:

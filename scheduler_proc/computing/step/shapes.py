@@ -5,12 +5,16 @@ prefills D = 0, and mixed steps a small D or the largest, because empty places c
 """
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from messages.config.server import Config
 from messages.ring.steps import Batch
-from scheduler_proc.computing.step.inputs import StepShape
+from scheduler_proc.computing.step.features.registry import FEATURES
+from scheduler_proc.computing.step.inputs import NO_FEATURES, Role, StepFeature
+from scheduler_proc.computing.step.packing import StepShape
 
 MAX_PREFILL_TOKENS = 4096
 """Larger steps compute longer than launching their operations one by one takes."""
@@ -27,23 +31,42 @@ ENCODER_STEP_TOKENS = 2048
 
 @dataclass(frozen=True)
 class StepLimits:
-    """The largest step: rows, tokens, and pages of a row. `has_windows`: windowed layers have pages of their own.
-    `has_states`: layers have recurrent states. `has_hidden_slots`: steps are those of a head of multi-token
-    prediction. `has_adapters`: rows may have adapters."""
+    """The largest step: rows, tokens, and pages of a row; and the names of the features that steps may have."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     num_pages: int
-    has_windows: bool = False
-    has_states: bool = False
-    has_hidden_slots: bool = False
-    has_adapters: bool = False
+    features: frozenset[str] = NO_FEATURES
 
-    @property
-    def flags(self) -> dict[str, Any]:
-        """What `StepShape` has, by the names of its fields."""
-        names = ("has_windows", "has_states", "has_hidden_slots", "has_adapters")
-        return {name: getattr(self, name) for name in names}
+    def of_model(self, config: Config, model: Any, role: Role) -> "StepLimits":
+        """Returns the limits with the features that steps of a `ModelDescription` may have. Raises `BootError`."""
+        return replace(self, features=frozenset(each.name for each in FEATURES if each.limit(config, model, role)))
+
+    @cached_property
+    def required(self) -> Sequence[StepFeature[Any]]:
+        """The features that all steps have."""
+        return [each for each in FEATURES if each.name in self.features and each.captured == "always"]
+
+    @cached_property
+    def optional(self) -> Sequence[StepFeature[Any]]:
+        """The features that some steps have."""
+        return [each for each in FEATURES if each.name in self.features and each.captured != "always"]
+
+    @cached_property
+    def captures(self) -> Sequence[frozenset[str]]:
+        """The sets of features that steps are captured with, the largest first, the smallest last."""
+        found = [frozenset(feature.name for feature in self.required)]
+        for feature in self.optional:
+            if feature.captured == "both":
+                found = [*(features | {feature.name} for features in found), *found]
+        return found
+
+    def find_capture(self, batch: Batch, decoder: Any) -> frozenset[str] | None:
+        """Returns the features of the capture that serves a step; `None` if it is computed call by call."""
+        found = [feature for feature in self.optional if feature.is_in(batch)]
+        if not all(feature.captured == "both" and feature.can_replay(decoder) for feature in found):
+            return None
+        return self.captures[-1].union(feature.name for feature in found)
 
 
 def limit_steps(config: Config, default_tokens: int, num_pages: int) -> StepLimits:
@@ -66,42 +89,41 @@ class StepShapes:
         self._prefill_tokens = prefill_token_counts(limits.max_num_batched_tokens)
 
     def all(self) -> list[StepShape]:
-        """Returns the shapes, the largest first: later ones reuse its memory. Each may exist twice, with adapters."""
+        """Returns the shapes, the largest first: later ones reuse its memory. Each exists with each set of features."""
         sizes = [(rows, 0) for rows in self._decode_rows]
         sizes += [(rows, tokens) for rows in (0, *self._mixed_rows) for tokens in self._prefill_tokens]
         ordered = sorted(set(sizes), key=lambda size: (sum(size), size), reverse=True)
-        kinds = (True, False) if self._limits.has_adapters else (False,)
-        return [self._shape(*size, has_adapters=kind) for size in ordered for kind in kinds]
+        return [self._shape(*size, features) for size in ordered for features in self._limits.captures]
 
     def largest(self) -> list[StepShape]:
         """Returns the largest shape for mixed steps, for prefills and for decode rows alone."""
         rows, most_tokens = self._limits.max_num_seqs, self._prefill_tokens[-1:]
         sizes = [*((size, tokens) for tokens in most_tokens for size in (rows, 0)), (rows, 0)]
-        return [self._shape(*size, has_adapters=self._limits.has_adapters) for size in sizes]
+        return [self._shape(*size, self._limits.captures[0]) for size in sizes]
 
-    def find(self, batch: Batch) -> StepShape | None:
-        """Returns the smallest shape with room for `batch`; `None` if it is too large or has hidden tokens."""
+    def find(self, batch: Batch, decoder: Any = None) -> StepShape | None:
+        """Returns the smallest shape with room for `batch`; `None` if it is too large, or computed call by call."""
         rows = batch.num_decode_rows
         tokens = batch.num_tokens - rows
         is_too_large = tokens > max(self._prefill_tokens, default=0) or batch.num_sampled > self._limits.max_num_seqs
-        if is_too_large or batch.hidden_tokens:
+        features = self._limits.find_capture(batch, decoder)
+        if is_too_large or batch.hidden_tokens or features is None:
             return None
-        has_adapters = self._limits.has_adapters and bool(batch.adapter_slots)
         if tokens == 0:
-            return self._shape(self.places(rows), 0, has_adapters=has_adapters)
+            return self._shape(self.places(rows), 0, features)
         places = _at_least(self._mixed_rows, rows) if rows else 0
-        return self._shape(places, _at_least(self._prefill_tokens, tokens), has_adapters=has_adapters)
+        return self._shape(places, _at_least(self._prefill_tokens, tokens), features)
 
     def places(self, num_decode_rows: int) -> int:
         """Returns the smallest number of places in a shape for `num_decode_rows` (at least 1)."""
         return _at_least(self._decode_rows, num_decode_rows)
 
-    def _shape(self, num_decode_rows: int, num_prefill_tokens: int, *, has_adapters: bool) -> StepShape:
-        limits, max_rows = self._limits, self._limits.max_num_seqs
+    def _shape(self, num_decode_rows: int, num_prefill_tokens: int, features: frozenset[str]) -> StepShape:
+        max_rows = self._limits.max_num_seqs
         num_prefill_rows = min(num_prefill_tokens, max_rows)
         num_head_tokens = min(num_decode_rows + num_prefill_rows, max_rows)
-        sizes = num_decode_rows, num_prefill_tokens, num_prefill_rows, limits.num_pages, num_head_tokens
-        return StepShape(*sizes, **{**limits.flags, "has_adapters": has_adapters})
+        sizes = num_decode_rows, num_prefill_tokens, num_prefill_rows, self._limits.num_pages, num_head_tokens
+        return StepShape(*sizes, features=features)
 
 
 def decode_row_counts(max_num_seqs: int) -> list[int]:

@@ -18,6 +18,7 @@ from kernels.arguments.paged_kv import PagedKV
 from kernels.operations.rotate_store import rotate_store
 from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.blocks.attention import attend
+from scheduler_proc.computing.step.features.windows import windowed
 from scheduler_proc.computing.step.inputs import StepInputs
 
 NAME = "sluice"
@@ -64,7 +65,7 @@ class PagedAttention:
         attention, cache = next(self._layers)
         options = read_options(query_1HTD, arguments, attention.window)
         parts = [_fit(part[0].transpose(0, 1), attention.head_dim) for part in (query_1HTD, key_1GTD, value_1GTD)]
-        heads_TAD, step = torch.cat(parts, dim=1), self._step if attention.window is None else self._step.windowed
+        heads_TAD, step = torch.cat(parts, dim=1), self._step if attention.window is None else windowed(self._step)
         query_THD = rotate_store(heads_TAD, cache, None, step.positions, step.slots)
         out_THD = torch.empty(query_THD.shape, dtype=query_THD.dtype, device=query_THD.device)
         assert attention.kind is not None

@@ -22,7 +22,7 @@ from messages.ring.steps import ROW, SAMPLED, TOKEN, Batch
 from scheduler_proc.computing.kv_cache.kv_tensors import allocate_cache
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.placement import Placement
-from scheduler_proc.computing.step.inputs import make_step_inputs
+from scheduler_proc.computing.step.packing import make_step_inputs
 from scheduler_proc.computing.transformers_model.decoder import TransformersDecoder
 from scheduler_proc.computing.transformers_model.probe import AttentionCall, find_layers
 

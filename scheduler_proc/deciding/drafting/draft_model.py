@@ -14,6 +14,7 @@ from, a scheduler that was replaced. No output depends on it.
 import logging
 import time
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from itertools import compress
 
@@ -26,8 +27,8 @@ from scheduler_proc.deciding.drafting.mtp_steps import at_places_before
 from scheduler_proc.deciding.drafting.step_cost import StepCost
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.page_observer import PageObserver
-from scheduler_proc.deciding.pages.running_request import Req
-from scheduler_proc.deciding.rows.batch_columns import BatchBuilder, Chunk
+from scheduler_proc.deciding.pages.running_request import Chunk, Req
+from scheduler_proc.deciding.rows.batch_columns import BatchBuilder
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.sampling.output_counts import OutputCounts
 
@@ -66,6 +67,19 @@ class DraftLimits(msgspec.Struct, frozen=True):
     is_mtp: bool = False
 
 
+class _Known:
+    """What the draft model has computed of one request: K and V of the first `num_computed` tokens.
+
+    Then come those of `unverified_ids`, some of which may have been rejected since.
+    """
+
+    __slots__ = ("num_computed", "unverified_ids")
+
+    def __init__(self) -> None:
+        self.num_computed = 0
+        self.unverified_ids = NO_IDS
+
+
 class DraftModel(PageObserver):
     """Proposes tokens for all rows of a step together, one step of the draft model after another.
 
@@ -85,7 +99,9 @@ class DraftModel(PageObserver):
         self.limits = limits
         self.has_failed = False
         self.pages: set[int] = set()
-        cache.observers.append(self)
+        self._known = defaultdict[int, _Known](_Known)
+        """By uid, of running requests."""
+        cache.add_observer(self)
         self._builder = builder
         self._cache = cache
         self._clock = clock
@@ -94,9 +110,9 @@ class DraftModel(PageObserver):
         self.pages.difference_update(pages)
 
     def on_closed(self, req: Req) -> None:
-        req.pending.draft.num_computed, req.pending.draft.unverified_ids = 0, NO_IDS
+        self._known.pop(req.uid, None)
 
-    def check(self, free: Collection[int], cached: Collection[int]) -> None:
+    def check(self, reqs: Sequence[Req], free: Collection[int], cached: Collection[int]) -> None:
         assert self.pages.isdisjoint(free), "a free page has K and V of the draft model"
 
     def propose(self, rows: DecodeRows, counts: Sequence[int], max_tokens: int) -> DraftSteps:
@@ -144,14 +160,14 @@ class DraftModel(PageObserver):
         for req in reqs:
             self._note(req, len(req.token_ids))
             # An MTP head computes draft tokens again when it can read the model's hidden states.
-            req.pending.draft.unverified_ids = NO_IDS if self.limits.is_mtp else drafts[req.uid][:-1]
+            self._known[req.uid].unverified_ids = NO_IDS if self.limits.is_mtp else drafts[req.uid][:-1]
         if num_steps:
             self.cost.add(num_fed / num_steps, (self._clock() - begin_s) / num_steps)
         return drafts
 
     def _find_known(self, req: Req) -> int:
         """Returns how many tokens of a row, excluding the last one, have K and V of the draft model."""
-        start, draft_ids = req.pending.draft.num_computed, req.pending.draft.unverified_ids
+        start, draft_ids = self._known[req.uid].num_computed, self._known[req.uid].unverified_ids
         behind = req.token_ids[start : start + len(draft_ids)]
         right = [token_id == draft_id for token_id, draft_id in zip(behind, draft_ids, strict=False)]
         known = start + (right.index(False) if False in right else len(right))
@@ -164,22 +180,22 @@ class DraftModel(PageObserver):
 
     def _note(self, req: Req, num_tokens: int) -> None:
         """Records that the first `num_tokens` of a row have K and V of the draft model."""
-        size, state = self._cache.page_size, req.pending.draft
+        size, state = self._cache.page_size, self._known[req.uid]
         self.pages.update(req.pages[state.num_computed // size : num_tokens // size])
         state.num_computed, state.unverified_ids = num_tokens, NO_IDS
 
     def _lacking(self, req: Req) -> int:
-        return len(req.token_ids) - req.pending.draft.num_computed
+        return len(req.token_ids) - self._known[req.uid].num_computed
 
     def _has_all_ids(self, req: Req) -> bool:
         vocab_size = self.limits.vocab_size
         if vocab_size >= self.limits.model_vocab_size:
             return True
-        return max(req.token_ids[req.pending.draft.num_computed :]) < vocab_size
+        return max(req.token_ids[self._known[req.uid].num_computed :]) < vocab_size
 
     def _is_ready(self, req: Req) -> bool:
         """True if a row can get draft tokens now: it lacks few tokens, and none in a page that others read."""
-        has_shared = req.pending.draft.num_computed >= req.num_shared_pages * self._cache.page_size
+        has_shared = self._known[req.uid].num_computed >= req.num_shared_pages * self._cache.page_size
         return has_shared and self._lacking(req) <= MOST_LACKING and self._has_all_ids(req)
 
     def _catch_up(self, rows: DecodeRows, max_tokens: int) -> Generator[Batch, ForwardOutput, None]:
@@ -191,7 +207,7 @@ class DraftModel(PageObserver):
         pages: set[int] = set()
         for req in rows.reqs:
             num_tokens = min(self._lacking(req) - 1, max_tokens)
-            start = req.pending.draft.num_computed
+            start = self._known[req.uid].num_computed
             page = req.pages[start // self._cache.page_size]
             if num_tokens and page not in pages and not self._is_ready(req) and self._has_all_ids(req):
                 chunks.append(Chunk(req, start, start + num_tokens, OutputCounts()))

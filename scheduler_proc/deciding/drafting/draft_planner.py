@@ -5,24 +5,44 @@ from collections.abc import Sequence
 
 from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
 from scheduler_proc.deciding.drafting.draft_model import DraftLimits, DraftModel
-from scheduler_proc.deciding.drafting.draft_state import AcceptanceRate, Drafts, DraftSteps
+from scheduler_proc.deciding.drafting.draft_state import FORCED, AcceptanceRate, Drafts, DraftSteps
 from scheduler_proc.deciding.drafting.drafts import Draft, Drafter
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
-from scheduler_proc.deciding.pages.running_request import Req
-from scheduler_proc.deciding.rows.batch_columns import Chunk, plan_drafts
+from scheduler_proc.deciding.pages.page_observer import PageObserver
+from scheduler_proc.deciding.pages.running_request import Chunk, Records, Req
+from scheduler_proc.deciding.pages.state_slots import StateSlots
+from scheduler_proc.deciding.rows.batch_columns import plan_drafts
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 
 NO_CHUNKS: Sequence[Chunk] = ()
 
 
-class DraftPlanner:
+class _Known:
+    """The speculation of one request. It outlives a preemption.
+
+    `model` is the acceptance rate of the draft model's tokens, `forced` that of tokens that its grammar forces. The
+    drafter is not asked while the request has fewer than `idle_until` tokens.
+    """
+
+    __slots__ = ("forced", "idle_until", "model")
+
+    def __init__(self) -> None:
+        self.model = AcceptanceRate()
+        self.forced = AcceptanceRate(FORCED)
+        self.idle_until = 0
+
+
+class DraftPlanner(PageObserver):
     """Gives rows in DECODE the draft tokens that `drafter` proposes, as many as `lengths` choose.
 
     A draft model proposes in steps that the caller runs: `proposal`, if the latest plan needs any.
     """
 
     def __init__(self, cache: BlockAllocator, drafter: Drafter | DraftModel, lengths: DraftLengths):
+        cache.add_observer(self)
         self._cache = cache
+        self._slots = cache.find_observer(StateSlots)
+        self._known = Records[_Known]()
         self._model, self._drafter = (drafter, None) if isinstance(drafter, DraftModel) else (None, drafter)
         self._lengths = lengths
         self._proposal_s = 0.0
@@ -32,26 +52,35 @@ class DraftPlanner:
         self._num_tokens_left = 0
         """The draft tokens that the step may still get."""
 
+    def on_opened(self, req: Req) -> None:
+        self._known.setdefault(req.uid, _Known())
+
+    def on_finished(self, uid: int) -> None:
+        self._known.pop(uid, None)
+
     def plan(self, rows: DecodeRows, max_num_tokens: int) -> Sequence[Chunk]:
         """Returns a chunk for each of `rows` that has draft tokens: at most `max_num_tokens`, if there are pages.
 
         Tokens that a row's grammar forces precede those of the drafter. Each draft token has a recurrent state, if
         layers have any. In its own steps, the draft model computes the rest of `max_num_tokens` at most.
         """
-        drafter, states = self._drafter, self._cache.states
-        most_drafts = max_num_tokens if states is None else min(max_num_tokens, states.num_for_drafts)
+        drafter, slots = self._drafter, self._slots
+        most_drafts = max_num_tokens if slots is None else min(max_num_tokens, slots.num_for_drafts)
         proposed: list[tuple[Req, Draft, AcceptanceRate | None]] = []
-        for req in rows.reqs:
+        for req, known in zip(rows.reqs, self._known.of(rows.reqs), strict=True):
             pending, num_tokens = req.pending, len(req.token_ids)
-            if pending.grammar is None and num_tokens < pending.draft.idle_until:
+            if pending.grammar is None and num_tokens < known.idle_until:
                 continue
             limit = min(most_drafts, pending.max_len - num_tokens - 1)
             if limit <= 0:
                 continue
             if pending.grammar is not None and (forced_ids := pending.grammar.forced_ids(limit)):
                 proposed.append((req, *self._forced(req, forced_ids)))
-            elif drafter is not None and (draft := drafter.propose(req, limit)).token_ids:
-                proposed.append((req, draft, None))
+            elif drafter is not None:
+                draft = drafter.propose(req, limit)
+                known.idle_until = draft.idle_until
+                if draft.token_ids:
+                    proposed.append((req, draft, None))
         if not proposed and self._model is None:
             return NO_CHUNKS  # many steps end here, so it must be cheap
         self._chunks, self._num_tokens_left, self._proposal_s = [], most_drafts, 0.0
@@ -69,14 +98,15 @@ class DraftPlanner:
             self._proposal_s = self._model.seconds
         if drafts:
             self._lengths.num_idle = 0
-        return [plan_drafts(req, drafts[req.uid], req.pending.draft.rate) for req in rows.reqs if drafts.get(req.uid)]
+        known = self._known
+        return [plan_drafts(req, drafts[req.uid], known[req.uid].model) for req in rows.reqs if drafts.get(req.uid)]
 
     def note_time(self, num_tokens: int, seconds: float) -> None:
         """Records the time of the latest plan and its step, in which each row decoded."""
         self._lengths.cost.add(num_tokens, seconds - self._proposal_s)
 
     def _forced(self, req: Req, token_ids: "array[int]") -> tuple[Draft, AcceptanceRate]:
-        rate = req.pending.draft.forced_rate
+        rate = self._known[req.uid].forced
         rate.follow(self._lengths.forced)
         return Draft(token_ids, [rate.value] * len(token_ids)), rate
 
@@ -100,7 +130,7 @@ class DraftPlanner:
         most = [0 if req.uid in has_drafts else self._most(model.limits, req) for req in rows.reqs]
         if not any(most):
             return None
-        rates = [req.pending.draft.rate for req in rows.reqs]
+        rates = [self._known[req.uid].model for req in rows.reqs]
         for rate in rates:
             rate.follow(self._lengths.general)
         counts = self._lengths.choose_all(rates, most, model.cost)

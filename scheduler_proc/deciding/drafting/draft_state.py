@@ -1,4 +1,4 @@
-"""The state of speculation for one request: the acceptance rates of its draft tokens, and when it gets some."""
+"""The acceptance rates of draft tokens, and the types of draft tokens and of steps that propose them."""
 
 from array import array
 from collections.abc import Generator, Mapping
@@ -65,24 +65,3 @@ class AcceptanceRate:
     def _update(self) -> None:
         prior = self._untried if self._general is None else self._general.value
         self.value = (self._accepted + 3 * prior) / (self._tried + 3)
-
-
-class DraftState:
-    """The speculation of one request. It outlives a preemption, except for the draft model's K and V.
-
-    `rate` is the acceptance rate of the draft model's tokens, `forced_rate` that of tokens forced by the grammar.
-    `search` belongs to the drafter, which is not called while the request has fewer than `idle_until` tokens.
-
-    The draft model has K and V of the first `num_computed` tokens, then those of `unverified_ids`, some of which may
-    have been rejected since. Only `draft_model.py` changes these two.
-    """
-
-    __slots__ = ("forced_rate", "idle_until", "num_computed", "rate", "search", "unverified_ids")
-
-    def __init__(self) -> None:
-        self.rate = AcceptanceRate()
-        self.forced_rate = AcceptanceRate(FORCED)
-        self.search: object = None
-        self.idle_until = 0
-        self.num_computed = 0
-        self.unverified_ids = NO_IDS

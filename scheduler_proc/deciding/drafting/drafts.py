@@ -10,14 +10,19 @@ from scheduler_proc.deciding.drafting.continuations import Continuation
 from scheduler_proc.deciding.drafting.match_rates import CONTINUATION, KINDS, MIN_LENGTH, MatchRates
 from scheduler_proc.deciding.drafting.ngrams import NgramMatch
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
+from scheduler_proc.deciding.pages.page_observer import PageObserver
 from scheduler_proc.deciding.pages.running_request import Req
 
 
 class Draft(NamedTuple):
-    """Tokens (int32 ids) that may come next; `chances` are the probabilities of each if those before it are right."""
+    """Tokens (int32 ids) that may come next; `chances` are the probabilities of each if those before it are right.
+
+    There are none before the request has `idle_until` tokens.
+    """
 
     token_ids: "array[int]"
     chances: Sequence[float]
+    idle_until: int = 0
 
 
 NO_DRAFT = Draft(array(INT32), ())
@@ -31,7 +36,7 @@ class Drafter(Protocol):
     def propose(self, req: Req, max_tokens: int) -> Draft:
         """Returns at most `max_tokens` (at least 1) tokens that may follow the request's; it may be none.
 
-        Called before each step in which a row could have draft tokens, once it has `DraftState.idle_until` tokens.
+        Called before each step in which a row could have draft tokens, once it has `Draft.idle_until` tokens.
         """
         ...
 
@@ -49,7 +54,7 @@ class _Search:
         self.continuation = None if cache is None else Continuation(cache.page_size, self.match.rates)
 
 
-class NgramDrafter:
+class NgramDrafter(PageObserver):
     """Proposes at most `num_speculative_tokens` tokens, as in prompt lookup decoding (Saxena, 2023).
 
     With a `cache`, the tokens that another request had after the same prefix take precedence over a match that is less
@@ -60,12 +65,18 @@ class NgramDrafter:
         self._max_drafts = num_speculative_tokens
         self._cache = cache
         self._rates = MatchRates()
+        self._searches: dict[int, _Search] = {}
+        """By uid."""
+        if cache is not None:
+            cache.add_observer(self)
+
+    def on_finished(self, uid: int) -> None:
+        self._searches.pop(uid, None)
 
     def propose(self, req: Req, max_tokens: int) -> Draft:
-        token_ids, state = req.token_ids, req.pending.draft
-        search = state.search
-        if not isinstance(search, _Search):
-            search = state.search = _Search(self._rates, self._cache)
+        token_ids, search = req.token_ids, self._searches.get(req.uid)
+        if search is None:
+            search = self._searches[req.uid] = _Search(self._rates, self._cache)
         match, continuation = search.match, search.continuation
         match.follow(token_ids)
         num_drafts = min(max_tokens, self._max_drafts)
@@ -77,5 +88,5 @@ class NgramDrafter:
         if match.place:
             return Draft(match.next_ids(token_ids, num_drafts), match.chances(num_drafts))
         if match.rates.chance(KINDS[MIN_LENGTH]) < SPARSE_CHANCE:
-            state.idle_until = len(token_ids) + SPARSE_TOKENS
+            return Draft(NO_DRAFT.token_ids, (), len(token_ids) + SPARSE_TOKENS)
         return NO_DRAFT

@@ -9,8 +9,7 @@ The tokens of a running request, from its first (page-aligned where marked |):
     ........... len(req.token_ids)     known: the prompt and what has been sampled
 
 A page moves: free → held (`grow`) → cached (`share` after a prefill chunk, `close` at the end) → free (evicted).
-`PageObserver`s are notified of each of these moves. Windowed layers have pages of their own (`window_pages.py`),
-recurrent layers have states (`state_slots.py`). Both are attached to pages.
+`PageObserver`s are notified of each of these moves. An `AttachedPool` attaches units to pages.
 """
 
 from array import array
@@ -19,16 +18,17 @@ from typing import TypeVar
 
 from messages.columns import INT32
 from messages.ring.cache import CacheAnswer, CacheQuestion, ExplainCache, ListCache
+from scheduler_proc.deciding.pages.attached_pool import AttachedPool
 from scheduler_proc.deciding.pages.cache_questions import explain, find_end, list_nodes
 from scheduler_proc.deciding.pages.page_observer import PageObserver
 from scheduler_proc.deciding.pages.pages import PagePool
 from scheduler_proc.deciding.pages.radix import Node, RadixTree
-from scheduler_proc.deciding.pages.running_request import NO_STATE, Req
-from scheduler_proc.deciding.pages.state_slots import StateSlots
-from scheduler_proc.deciding.pages.window_pages import WindowPages
+from scheduler_proc.deciding.pages.running_request import Req
 from scheduler_proc.deciding.requests import PendingReq
 
 T = TypeVar("T", bound=PageObserver)
+
+PageKey = tuple[int, bytes, bytes]
 
 
 class BlockAllocator:
@@ -46,20 +46,27 @@ class BlockAllocator:
         tree: RadixTree | None = None,
         observers: Iterable[PageObserver] = (),
         num_evicted_at_once: int = 0,
-        attachments: Sequence[WindowPages | StateSlots] = (),
     ):
         self.page_size = page_size
         self.is_sharing = is_sharing
         self.num_held = 0
         self.num_evicted = 0
         """Cached pages evicted since the start."""
-        self.observers = list(observers)
-        self.attachments = attachments
-        self.windows = next((part for part in attachments if isinstance(part, WindowPages)), None)
-        self.states = next((part for part in attachments if isinstance(part, StateSlots)), None)
+        self.observers: Sequence[PageObserver] = ()
+        self._attached: list[AttachedPool] = []
+        self._follow_filled: list[PageObserver] = []
+        for observer in observers:
+            self.add_observer(observer)
         self._tree = RadixTree(page_size) if tree is None else tree
         self._pool = PagePool(num_pages, {page for node in self._tree.nodes() for page in node.pages})
         self._num_evicted_at_once = num_evicted_at_once
+
+    def add_observer(self, observer: PageObserver) -> None:
+        self.observers = (*self.observers, observer)
+        if isinstance(observer, AttachedPool):
+            self._attached.append(observer)
+        if type(observer).on_filled is not PageObserver.on_filled:  # it would be called often
+            self._follow_filled.append(observer)
 
     def find_observer(self, kind: type[T]) -> T | None:
         """Returns the observer of this class, if there is one."""
@@ -94,25 +101,37 @@ class BlockAllocator:
         """Returns the request without pages yet; those that `find_prefix` finds are pinned until `close`."""
         req = Req(pending, self._tree.root)
         self._tree.pin(req.node)
+        for observer in self.observers:
+            observer.on_opened(req)
         return req
+
+    def admit(self, req: Req) -> None:
+        """Gives an opened request what it needs while it has a row, which must be available."""
+        for observer in self.observers:
+            observer.on_admitted(req)
+
+    def finish(self, uid: int) -> None:
+        """Forgets a request for good. It must have been closed, if it was ever opened."""
+        for observer in self.observers:
+            observer.on_finished(uid)
 
     def find_prefix(self, req: Req) -> None:
         """Moves a request in PREFILL on to its longest cached prefix, which replaces pages of its own.
 
         At least one token is left to compute, since otherwise there would be no next token; so is every token from
-        which a prompt task still needs a result. Pages that are being loaded are not replaced.
+        which a prompt task still needs a result. Pages that an observer is filling are not replaced.
         """
-        if req.is_loading:
-            return
-        page = self.next_page(req)
+        page = self._next_page(req)
         if not page or not self._tree.has_child(req.node, req.pending.salt, page):
+            return
+        if any(observer.is_filling(req) for observer in self.observers):
             return
         start, size = req.num_shared_pages, self.page_size
         end = req.pending.num_reusable_tokens // size
         if end <= start:
             return
         key = req.token_ids[start * size : end * size].tobytes()
-        if self.attachments:
+        if self._attached:
             key = key[: self._count_reusable(req, key) * 4 * size]
             if not key:
                 return
@@ -121,17 +140,15 @@ class BlockAllocator:
         req.pages[start:] = found
         self._extend_shared(req, node, start + len(found))
         req.num_computed_tokens = req.num_shared_pages * size
-        for part in self.attachments:
+        for part in self._attached:
             part.enter(req, start)
-        if self.states is not None:
-            self.states.pass_by(_pages_before_end(node))
 
     def _count_reusable(self, req: Req, key: bytes) -> int:
-        """Returns how many cached pages of `key` the request can use: after them it finds its window and state."""
+        """Returns how many cached pages of `key` the request can use: after them it finds what it needs."""
         path, start = self._tree.match(req.node, req.pending.salt, key), req.num_shared_pages
         pages = req.pages[:start] + [page for node, num_same in path for page in node.pages[:num_same]]
         req.num_matched_pages = len(pages)
-        return find_end(self.attachments, pages, start) - start
+        return find_end(self._attached, pages, start) - start
 
     def count_unusable(self, req: Req) -> int:
         """Returns how many of the next pages of `req` are cached, though it cannot continue after them."""
@@ -140,17 +157,21 @@ class BlockAllocator:
         return sum(num_same for _, num_same in self._tree.match(req.node, req.pending.salt, key))
 
     def reopen(self, req: Req, num_pages: int = 0) -> None:
-        """Lets a request in PREFILL begin again with its first `num_pages`, which are cached, but without a state."""
-        assert self.states is not None
+        """Lets a request in PREFILL begin again with its first `num_pages`, which are cached, and nothing else."""
         self._give_back(req.pages[req.num_shared_pages :])
         key = req.token_ids[: num_pages * self.page_size].tobytes()
         node, req.pages = self._tree.find(self._tree.root, req.pending.salt, key)
         self._extend_shared(req, node, len(req.pages))
         req.num_computed_tokens = 0
-        self.states.leave(req)
-        req.state_source = NO_STATE
+        for part in self._attached:
+            part.reenter(req)
 
-    def next_page(self, req: Req) -> bytes:
+    def next_page_key(self, req: Req) -> PageKey:
+        """Returns what is the same for requests that would compute the same next page, which they could share."""
+        page = self._next_page(req)
+        return (id(req.node), req.pending.salt, page) if page else (id(req), b"", b"")
+
+    def _next_page(self, req: Req) -> bytes:
         """Returns the token bytes of the page after the shared ones; empty if it cannot be shared."""
         start, size = req.num_shared_pages * self.page_size, self.page_size
         if not self.is_sharing or start + size >= len(req.token_ids):
@@ -168,12 +189,9 @@ class BlockAllocator:
     def grow(self, req: Req, num_tokens: int) -> bool:
         """Gives `req` room for `num_tokens` in all, evicting if needed; returns False if there is too little room."""
         self.note_filled(req)
-        if self.states is not None and not self.states.reserve(req):
-            return False
         missing = self.num_missing(req, num_tokens)
-        if self.windows is not None:
-            self.windows.advance(req)
-            if missing > self.windows.num_available:
+        for part in self._attached:
+            if not part.reserve(req, missing):
                 return False
         if missing > self._pool.num_free:
             if missing > self.num_available:
@@ -184,15 +202,15 @@ class BlockAllocator:
                 observer.on_evicted(evicted)
             self._free(evicted)
         allocated = self._pool.allocate(missing)
-        if self.windows is not None:
-            self.windows.attach(allocated)
+        for part in self._attached:
+            part.extend(allocated)
         req.pages += allocated
         self.num_held += missing
         return True
 
     def note_filled(self, req: Req) -> None:
         """Notifies the observers of the full computed pages of `req`."""
-        for observer in self.observers:
+        for observer in self._follow_filled:
             observer.on_filled(req, req.num_computed_tokens // self.page_size, self._tree.clock)
 
     def cached_pages(self) -> list[int]:
@@ -210,7 +228,7 @@ class BlockAllocator:
         own = req.pages[start:end]
         node, cached = self._tree.insert(req.node, req.pending.salt, key, own, req.uid)
         self.num_held -= len(own)
-        for part in self.attachments:
+        for part in self._attached:
             part.merge(req, start, cached)
         self._free([page for page, kept in zip(own, cached, strict=True) if page != kept])
         req.pages[start:end] = cached
@@ -218,22 +236,8 @@ class BlockAllocator:
         for observer in self.observers:
             observer.on_cached(req, start, end)
         self._extend_shared(req, node, end)
-        if self.windows is not None:
-            self.windows.advance(req)
-
-    def keep_state(self, req: Req, num_tokens: int, slot: int, *, is_likely: bool) -> bool:
-        """Makes `slot` a checkpoint: the state after the first `num_tokens` tokens, which are computed.
-
-        Returns False if their last page has one. `is_likely` is that of `StateSlots.attach`.
-        """
-        assert self.states is not None
-        self.note_filled(req)
-        page = req.pages[num_tokens // self.page_size - 1]
-        if not self.states.attach(page, slot, is_likely=is_likely):
-            return False
-        for observer in self.observers:
-            observer.on_state_kept(page, slot)
-        return True
+        for part in self._attached:
+            part.advance(req)
 
     def close(self, req: Req, is_reusable: bool = True) -> None:
         """Ends the request's use of its pages: full ones stay cached, others are freed.
@@ -242,12 +246,10 @@ class BlockAllocator:
         """
         for observer in self.observers:
             observer.on_closed(req)
-        if self.states is not None:
-            self.states.close(req)
         if is_reusable:
             self.share(req)
-        if self.windows is not None:
-            self.windows.close(req)
+        for part in self._attached:
+            part.leave(req)
         self._give_back(req.pages[req.num_shared_pages :])
         self._tree.unpin(req.node)
         if not is_reusable:
@@ -256,11 +258,15 @@ class BlockAllocator:
 
     def answer(self, question: CacheQuestion) -> CacheAnswer:
         """Returns what is cached of a prompt, or the largest nodes; changes nothing."""
+        answer: CacheAnswer
         match question:
             case ExplainCache():
-                return explain(self._tree, question, self.attachments, is_sharing=self.is_sharing)
+                answer = explain(self._tree, question, self._attached, is_sharing=self.is_sharing)
             case ListCache():
-                return list_nodes(self._tree, question)
+                answer = list_nodes(self._tree, question)
+        for observer in self.observers:
+            answer = observer.complete(question, answer)
+        return answer
 
     def flush(self) -> int:
         """Frees every cached page that no running request uses, and returns their number."""
@@ -280,10 +286,8 @@ class BlockAllocator:
         assert len(held) == self.num_held, "held pages were miscounted"
         assert len(free) + len(cached) + len(held) == self.num_pages, "free + cached + held is not all pages"
         assert len(free.union(cached, held)) == self.num_pages, "a page has two owners"
-        for part in self.attachments:
-            part.check(reqs, cached)
         for observer in self.observers:
-            observer.check(free, cached)
+            observer.check(reqs, free, cached)
         pins = dict.fromkeys((id(node) for node in self._tree.nodes()), 0)
         for req in reqs:
             _count_path(req, pins)
@@ -294,8 +298,6 @@ class BlockAllocator:
     def _free(self, pages: list[int]) -> None:
         for observer in self.observers:
             observer.on_freed(pages)
-        for part in self.attachments:
-            part.detach(pages)
         self._pool.free(pages)
 
     def _give_back(self, pages: list[int]) -> None:
@@ -306,15 +308,6 @@ class BlockAllocator:
         self._tree.pin(node)
         self._tree.unpin(req.node)
         req.node, req.num_shared_pages = node, num_pages
-
-
-def _pages_before_end(node: Node) -> list[int]:
-    """Returns the pages from the root to `node`, but not its last one and none behind which cached texts part."""
-    pages, step = node.pages[:-1], node.parent
-    while step is not None:
-        pages += step.pages if len(step.children) == 1 else step.pages[:-1]
-        step = step.parent
-    return pages
 
 
 def _count_path(req: Req, pins: dict[int, int]) -> None:

@@ -8,9 +8,8 @@ from itertools import islice
 
 from messages.columns import unpack_int32
 from messages.ring.cache import CacheExplained, CacheListed, CacheNode, CacheSource, ExplainCache, ListCache
+from scheduler_proc.deciding.pages.attached_pool import AttachedPool
 from scheduler_proc.deciding.pages.radix import Node, RadixTree
-from scheduler_proc.deciding.pages.state_slots import StateSlots
-from scheduler_proc.deciding.pages.window_pages import WindowPages
 from scheduler_proc.deciding.requests import salt_of
 
 MAX_CANDIDATES = 4096
@@ -20,7 +19,7 @@ DISABLED = "disabled"
 
 
 def explain(
-    tree: RadixTree, question: ExplainCache, attachments: Sequence[WindowPages | StateSlots] = (), *, is_sharing: bool
+    tree: RadixTree, question: ExplainCache, attached: Sequence[AttachedPool] = (), *, is_sharing: bool
 ) -> CacheExplained:
     """Returns the cache hit that a prompt would get now: its length, which requests computed it, and what ends it.
 
@@ -33,13 +32,12 @@ def explain(
     key = question.input_ids[: max(0, num_pages) * page_bytes]
     path = tree.match(tree.root, salt, key)
     pages = [page for node, num_same in path for page in node.pages[:num_same]]
-    num_usable = find_end(attachments, pages, 0)
+    num_usable = find_end(attached, pages, 0)
     if num_usable < len(pages):
-        has_states = any(isinstance(part, StateSlots) for part in attachments)
+        part = attached[-1]
         sources = _sources(_cut(path, num_usable), page_bytes // 4)
-        ended_by = "no_checkpoint" if has_states else "window_evicted"
-        position = (len(pages) if has_states else num_usable) * page_bytes // 4
-        return CacheExplained(question.uid, num_usable * page_bytes // 4, sources, ended_by, position)
+        position = part.explain_end(num_usable, len(pages)) * page_bytes // 4
+        return CacheExplained(question.uid, num_usable * page_bytes // 4, sources, part.ended_by, position)
     num_hit_bytes = sum(num_same for _, num_same in path) * page_bytes
     num_hit = num_hit_bytes // 4
     sources = _sources(path, page_bytes // 4)
@@ -61,10 +59,10 @@ def explain(
     return CacheExplained(question.uid, num_hit, sources, "not_cached", num_hit)
 
 
-def find_end(attachments: Sequence[WindowPages | StateSlots], pages: Sequence[int], least: int) -> int:
+def find_end(attached: Sequence[AttachedPool], pages: Sequence[int], least: int) -> int:
     """Returns after how many of the cached `pages` a request finds all that it needs besides them; at least `least`."""
     end = len(pages)
-    while shorter := [found for part in attachments if (found := part.find_end(pages[:end], least)) < end]:
+    while shorter := [found for part in attached if (found := part.find_end(pages[:end], least)) < end]:
         end = min(shorter)
     return end
 

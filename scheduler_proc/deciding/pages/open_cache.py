@@ -5,6 +5,7 @@ from scheduler_proc.deciding.pages.page_journal import PageJournal, PageMemory
 from scheduler_proc.deciding.pages.page_observer import PageObserver, PageStore
 from scheduler_proc.deciding.pages.page_tiers import PageTiers
 from scheduler_proc.deciding.pages.radix import RadixTree
+from scheduler_proc.deciding.pages.state_plans import StatePlanner
 from scheduler_proc.deciding.pages.state_slots import StateSlots
 from scheduler_proc.deciding.pages.window_pages import WindowPages
 
@@ -31,20 +32,22 @@ def open_cache(
         tree = RadixTree(page_size, journal.stamps)
         digests = {page: journal.digest(page) for page in journal.recover(tree)}
         observers.append(journal)
-    attachments: list[WindowPages | StateSlots] = []
+    window_pages = slots = None
     if windows is not None:
         window_pages = WindowPages(*windows, page_size, {} if journal is None else journal.find_windows())
-        attachments.append(window_pages)
         if journal is not None:
             journal.windows = window_pages
     if states is not None:
-        attachments.append(StateSlots(*states, {} if journal is None else journal.find_states()))
+        slots = StateSlots(*states, {} if journal is None else journal.find_states())
     num_evicted_at_once = 0
     if store is not None:
-        slots = next((part for part in attachments if isinstance(part, StateSlots)), None)
         tiers = PageTiers(store, num_pages, page_size, slots)
         for page, digest in digests.items():
             tiers.set_digest(page, digest)
         observers.append(tiers)
         num_evicted_at_once = tiers.num_evicted_at_once
-    return BlockAllocator(num_pages, page_size, is_sharing, tree, observers, num_evicted_at_once, attachments)
+    observers += [part for part in (window_pages, slots) if part is not None]
+    cache = BlockAllocator(num_pages, page_size, is_sharing, tree, observers, num_evicted_at_once)
+    if slots is not None:
+        StatePlanner(cache, slots)
+    return cache

@@ -10,7 +10,7 @@ was overwritten.
 
 import random
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
@@ -67,6 +67,8 @@ class PageJournal(PageObserver):
     their prefix.
     """
 
+    outlives_process = True
+
     def __init__(
         self, memory: PageMemory, num_pages: int, page_size: int, num_window_pages: int = 0, num_state_slots: int = 0
     ):
@@ -115,8 +117,7 @@ class PageJournal(PageObserver):
             tokens = req.token_ids[index * size : (index + 1) * size].tobytes()
             self.seal(req.pages[index], before, tokens, req.pending.salt, req.uid, clock)
         if self.windows is not None:
-            pages = req.pages[req.window_start : num_pages]
-            for page, window_page in zip(pages, self.windows.find(pages), strict=True):
+            for page, window_page in self.windows.used_by(req, num_pages):
                 if self._window_notes[2 * window_page] != self._short_digest(page):
                     checksum = self._memory.checksum(window_page, is_window=True)
                     self._note(self._window_notes, window_page, page, checksum)
@@ -138,7 +139,7 @@ class PageJournal(PageObserver):
     def gauges(self) -> dict[str, float]:
         return {"pages_recovered": self.num_recovered, "pages_dropped": self.num_dropped}
 
-    def check(self, free: Collection[int], cached: Collection[int]) -> None:
+    def check(self, reqs: Sequence[Req], free: Collection[int], cached: Collection[int]) -> None:
         sealed = set(self.sealed_pages())
         assert sealed.issuperset(cached), "a cached page is not sealed"
         assert sealed.isdisjoint(free), "a free page is sealed"

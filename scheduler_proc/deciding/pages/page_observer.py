@@ -3,11 +3,21 @@
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
+from messages.ring.cache import CacheAnswer, CacheQuestion
 from scheduler_proc.deciding.pages.running_request import Req
 
 
 class PageObserver(Protocol):
-    """Is notified by `BlockAllocator` of what happens to pages. A subclass overrides what it needs."""
+    """Is notified by `BlockAllocator` of what happens to requests and pages. A subclass overrides what it needs."""
+
+    outlives_process = False
+    """It lets a successor of the process take over cached pages."""
+
+    def on_opened(self, req: Req) -> None:
+        """`req` may get a row: it is admitted or closed next."""
+
+    def on_admitted(self, req: Req) -> None:
+        """`req` has a row until `on_closed`."""
 
     def on_filled(self, req: Req, num_pages: int, clock: int) -> None:
         """All K and V of the first `num_pages` of `req` are computed; `clock` is the radix tree's."""
@@ -27,15 +37,32 @@ class PageObserver(Protocol):
     def on_closed(self, req: Req) -> None:
         """`req` no longer uses its pages. They are cached or freed next."""
 
+    def on_finished(self, uid: int) -> None:
+        """The request has ended; it may never have been opened."""
+
     def on_flushed(self) -> None:
         """The cache has been emptied on request."""
+
+    def is_filling(self, req: Req) -> bool:
+        """True while it writes to pages of `req`, which therefore cannot be replaced by cached ones."""
+        return False
+
+    def complete(self, question: CacheQuestion, answer: CacheAnswer) -> CacheAnswer:
+        """Returns the answer about the cache with what it knows in addition."""
+        return answer
+
+    def save(self, pages: Sequence[int], timeout_s: float) -> None:
+        """The process ends: it may take `timeout_s` to save these cached pages, the last used first."""
+
+    def damage(self, num_pages: int) -> None:
+        """Overwrites K and V of up to `num_pages` pages that a successor would take over (fault injection)."""
 
     def gauges(self) -> dict[str, float]:
         """Returns sizes and counters by name."""
         return {}
 
-    def check(self, free: Collection[int], cached: Collection[int]) -> None:
-        """Asserts that its account matches the free and the cached pages."""
+    def check(self, reqs: Sequence[Req], free: Collection[int], cached: Collection[int]) -> None:
+        """Asserts that its account matches the running requests, the free and the cached pages."""
 
 
 class PageStore(Protocol):

@@ -13,7 +13,7 @@ an incomplete load the request begins again from what is cached.
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -21,10 +21,12 @@ import msgspec
 from messages.ring.cache import CacheAnswer, CacheExplained, CacheListed, CacheQuestion, ExplainCache
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.page_journal import NOTHING_BEFORE, digest_of
-from scheduler_proc.deciding.pages.page_observer import PageObserver, PageStore
-from scheduler_proc.deciding.pages.running_request import Req
+from scheduler_proc.deciding.pages.page_observer import PageStore
+from scheduler_proc.deciding.pages.resource import Resource
+from scheduler_proc.deciding.pages.running_request import Chunk, Req
 from scheduler_proc.deciding.pages.state_slots import StateSlots
-from scheduler_proc.deciding.requests import salt_of
+from scheduler_proc.deciding.requests import PendingReq, salt_of
+from scheduler_proc.deciding.sampling.endings import Ending
 
 LOAD_TIMEOUT_S = 5.0
 """A load is cancelled if no page arrives for this long."""
@@ -85,7 +87,7 @@ class _Checkpoints(NamedTuple):
     store: PageStore
 
 
-class PageTiers(PageObserver):
+class PageTiers(Resource):
     """Names the cached pages, puts them into `store` when they are evicted, and tracks the loads of requests.
 
     `slots`: those of recurrent states, if there are any; the store then has one for `states`.
@@ -97,7 +99,7 @@ class PageTiers(PageObserver):
         self._checkpoints: _Checkpoints | None = None
         if slots is not None and store.states is not None:
             self._checkpoints = _Checkpoints(slots, store.states)
-            slots.on_evicted = self._put_checkpoints
+            slots.on_evicted_alone = self._put_checkpoints
         self._page_size = page_size
         self._digests = [b""] * num_pages
         """By page: empty for those that are not in the radix tree."""
@@ -162,7 +164,6 @@ class PageTiers(PageObserver):
         """Cancels the load of `req`, if it has one."""
         load = self._loads.pop(req.uid, None)
         if load is not None:
-            req.is_loading = False
             self._store.cancel(req.uid)
             if self._checkpoints is not None:
                 self._checkpoints.store.cancel(req.uid)
@@ -185,16 +186,23 @@ class PageTiers(PageObserver):
                 return
 
     @property
-    def has_loads(self) -> bool:
+    def is_loading(self) -> bool:
         """True if a request waits for pages from the store."""
         return bool(self._loads)
 
-    def load(self, req: Req, cache: BlockAllocator) -> bool:
+    def is_filling(self, req: Req) -> bool:
+        return req.uid in self._loads
+
+    def find_delay(self, req: Req, chunks: Iterable[Chunk], cache: BlockAllocator) -> int | None:
+        """Returns `req` itself while its pages are loading, which begins here if it is worth it."""
+        return req.uid if self._load(req, cache) else None
+
+    def _load(self, req: Req, cache: BlockAllocator) -> bool:
         """Loads the pages after the shared ones if that is faster than computing them; True while they are loading.
 
-        Call it after `find_prefix`. A request whose last page another one is loading waits for that.
+        A request whose last page another one is loading waits for that.
         """
-        if req.is_loading:
+        if self.is_filling(req):
             return True
         num_cached = 0 if self._checkpoints is None else cache.count_unusable(req)
         digests = self._find_worth_loading(req, num_cached)
@@ -213,7 +221,6 @@ class PageTiers(PageObserver):
         if not cache.grow(req, end * self._page_size):
             assert slot is None, "there was room for the pages"
             return False
-        req.is_loading = True
         self._loads[req.uid] = _Load(req, start, digests[-1], slot)
         self._num_asked_for += len(digests)
         if start < end:
@@ -228,7 +235,7 @@ class PageTiers(PageObserver):
         `num_cached` of them need not be loaded. The store has a checkpoint of the last one, if there are any.
         """
         checkpoints = self._checkpoints
-        if checkpoints is not None and req.num_computed_tokens and req.state_page is None:
+        if checkpoints is not None and req.num_computed_tokens and checkpoints.slots.rows[req.uid].page is None:
             return []  # it would lose what it has computed
         start, end = req.num_shared_pages, req.pending.num_reusable_tokens // self._page_size
         digests: list[bytes] = []
@@ -261,10 +268,10 @@ class PageTiers(PageObserver):
             seconds += self._checkpoints.store.estimate_s(digests[-1:])
         return seconds
 
-    def collect_loaded(self, cache: BlockAllocator) -> None:
+    def collect(self, waiting: Iterable[PendingReq], cache: BlockAllocator) -> Sequence[tuple[PendingReq, Ending]]:
         """Counts tokens loaded since the last call as computed, and caches those of loads that have ended."""
         if not self._loads:
-            return
+            return ()
         now_s = time.monotonic()
         for store in (self._store, *(self._checkpoints or ())[1:]):
             for uid, num_loaded, has_ended in store.pop_loaded():
@@ -281,19 +288,19 @@ class PageTiers(PageObserver):
                 self._rest_until_s = now_s + REST_S
             if is_late or not load.num_running:
                 self._end(load, cache)
+        return ()
 
     def _end(self, load: _Load, cache: BlockAllocator) -> None:
         """Caches the pages of a load, and lets its request continue from the checkpoint or, without it, begin again."""
-        req, slot, is_whole = load.req, load.slot, load.is_whole
+        req, is_whole, slots = load.req, load.is_whole, self._checkpoints and self._checkpoints.slots
         cache.share(req)
-        if slot is not None and is_whole and cache.keep_state(req, req.num_computed_tokens, slot, is_likely=True):
-            load.slot = None
+        if slots is not None and load.slot is not None and is_whole:
+            is_kept = slots.keep(req, req.num_computed_tokens, load.slot, cache, is_likely=True)
+            load.slot = None if is_kept else load.slot
         self.on_closed(req)
-        if self._checkpoints is None:
-            return
-        if is_whole:
-            self._checkpoints.slots.use(req, req.pages[-1])
-        else:
+        if slots is not None and is_whole:
+            slots.use(req, req.pages[-1])
+        elif slots is not None:
             cache.reopen(req)
 
     @property
@@ -306,7 +313,7 @@ class PageTiers(PageObserver):
         self._num_prefilled_tokens = DECAY * self._num_prefilled_tokens + num_tokens
         self._prefill_s = DECAY * self._prefill_s + seconds
 
-    def add_tokens(self, question: CacheQuestion, answer: CacheAnswer) -> CacheAnswer:
+    def complete(self, question: CacheQuestion, answer: CacheAnswer) -> CacheAnswer:
         """Returns the answer about the cache with the number of tokens that each tier has."""
         match question, answer:
             case ExplainCache(), CacheExplained():

@@ -1,23 +1,23 @@
-"""A request that has a row: its place in the KV cache."""
+"""A request that has a row: its place in the KV cache, and its chunks."""
 
 from array import array
+from typing import NamedTuple, Protocol, TypeVar
 
+from messages.columns import INT32
 from scheduler_proc.deciding.pages.radix import Node
 from scheduler_proc.deciding.requests import PendingReq, State
 from scheduler_proc.deciding.sampling.output_counts import OutputCounts
 
-NO_STATE = -1
-"""No state slot."""
+NO_DRAFTS: "array[int]" = array(INT32)
+
+T = TypeVar("T")
 
 
 class Req:
     """A running request: a `PendingReq` with its place in the KV cache, which only the cache changes.
 
-    `pages` hold its tokens in order; the first `num_shared_pages` belong to the radix tree and end at `node`. While it
-    `is_loading`, pages after these are filled from a lower tier (`page_tiers.py`). From `window_start` on it uses the
-    window pages of its pages (`window_pages.py`); `num_matched_pages` is the part of its prompt that was cached last.
-    `state_slot`, `spare_slot`, `state_source` and `state_page` are its recurrent state (`state_slots.py`); the latest
-    checkpoint of its output is at `rolling_page`.
+    `pages` hold its tokens in order; the first `num_shared_pages` belong to the radix tree and end at `node`.
+    `num_matched_pages` is the part of its prompt that was cached last, whether or not it could be used.
     """
 
     def __init__(self, pending: PendingReq, root: Node):
@@ -27,14 +27,7 @@ class Req:
         self.pages: list[int] = []
         self.node = root
         self.num_shared_pages = 0
-        self.is_loading = False
-        self.window_start = 0
         self.num_matched_pages = 0
-        self.window_table: tuple[tuple[int, int, int] | None, bytes, int] = None, b"", 0
-        """The row's table of window pages in its latest step in DECODE, after what it depends on."""
-        self.state_slot = self.spare_slot = self.state_source = NO_STATE
-        self.state_page: int | None = None
-        self.rolling_page: int | None = None
         self._num_prefilled = 0
 
     def twin(self, token_ids: "array[int]") -> "Req":
@@ -71,3 +64,38 @@ class Req:
     def num_computed_tokens(self, value: int) -> None:
         assert self.pending.state is State.PREFILL
         self._num_prefilled = value
+
+
+class DraftRate(Protocol):
+    """Counts accepted draft tokens, as `drafting/draft_state.py` does."""
+
+    def add(self, num_drafts: int, num_accepted: int) -> None: ...
+
+
+class Chunk(NamedTuple):
+    """Several tokens of a request as a row of one step: its tokens `start` to `end` (exclusive), then `draft_ids`.
+
+    All tokens before `start` are computed before the step. `draft_rate`, if given, counts accepted draft tokens.
+    """
+
+    req: Req
+    start: int
+    end: int
+    wanted: OutputCounts
+    draft_ids: "array[int]" = NO_DRAFTS
+    draft_rate: DraftRate | None = None
+
+
+class Records(dict[int, T]):
+    """Records of requests by uid."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reqs: list[Req] = []
+        self._records: list[T] = []
+
+    def of(self, reqs: list[Req]) -> list[T]:
+        """Returns the records of these requests; faster while they are the same as at the last call."""
+        if reqs != self._reqs:
+            self._reqs, self._records = reqs[:], [self[req.uid] for req in reqs]
+        return self._records

@@ -2,41 +2,22 @@
 
 from array import array
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from messages.columns import INT32, INT64, pack_int32
 from messages.ring.steps import Batch, LogitsProcessing
-from scheduler_proc.deciding.drafting.draft_state import AcceptanceRate
-from scheduler_proc.deciding.pages.running_request import Req
-from scheduler_proc.deciding.pages.window_pages import WindowPages
+from scheduler_proc.deciding.pages.running_request import Chunk, DraftRate, Req
 from scheduler_proc.deciding.requests import PendingReq
 from scheduler_proc.deciding.rows.decode_rows import NO_SLOT, DecodeRows
 from scheduler_proc.deciding.sampling.logits_processing import LogitsProcessingColumns
-from scheduler_proc.deciding.sampling.output_counts import OutputCounts
 from scheduler_proc.deciding.tasks.prompt_task import PromptTask, TaskChunk
 
 NO_PAGE_BYTES = pack_int32([-1])
 
 NO_COLUMNS: Mapping[str, Any] = {}
 
-NO_DRAFTS: "array[int]" = array(INT32)
 
-
-class Chunk(NamedTuple):
-    """Several tokens of a request as a row of one step: its tokens `start` to `end` (exclusive), then `draft_ids`.
-
-    All tokens before `start` are computed before the step. `draft_rate`, if given, counts accepted draft tokens.
-    """
-
-    req: Req
-    start: int
-    end: int
-    wanted: OutputCounts
-    draft_ids: "array[int]" = NO_DRAFTS
-    draft_rate: AcceptanceRate | None = None
-
-
-def plan_drafts(req: Req, draft_ids: "array[int]", rate: AcceptanceRate | None) -> Chunk:
+def plan_drafts(req: Req, draft_ids: "array[int]", rate: DraftRate | None) -> Chunk:
     """Returns the row of a request in DECODE with draft tokens."""
     end = len(req.token_ids)
     return Chunk(req, end - 1, end, req.outputs_in_decode(len(draft_ids)), draft_ids, rate)
@@ -65,19 +46,18 @@ class _ChunkColumns:
 class BatchBuilder:
     """Builds steps as columns. Keeps arrays of all positions and all slots, from which slices are copied."""
 
-    def __init__(self, num_pages: int, page_size: int, max_model_len: int, windows: WindowPages | None = None):
-        self._windows = windows
+    def __init__(self, num_pages: int, page_size: int, max_model_len: int):
         self._page_size = page_size
         self._positions: array[int] = array(INT32, range(max_model_len))
         self._slots: array[int] = array(INT64, range(num_pages * page_size))
         self._no_chunks = _ChunkColumns(0)
 
     def build(
-        self, step_id: int, decode: DecodeRows, chunks: list[Chunk], states: Mapping[str, Any] = NO_COLUMNS
+        self, step_id: int, decode: DecodeRows, chunks: list[Chunk], others: Mapping[str, Any] = NO_COLUMNS
     ) -> Batch:
         """Returns the step of all decode rows and these chunks, whose pages must have been allocated.
 
-        `states`: the columns of recurrent states.
+        `others`: columns of resources.
         """
         num_decode_rows = len(decode)
         assert NO_SLOT not in decode.slots, "a row has no page for its token"
@@ -108,28 +88,8 @@ class BatchBuilder:
             **{field: chunks[0].task.kind.pack(chunks) for field, chunks in columns.tasks.items()},
             future_token_indices=decode.future_token_indices.tobytes(),
             num_drafts=bytes(4 * num_decode_rows) + columns.num_drafts.tobytes() if any(columns.num_drafts) else b"",
-            **({} if self._windows is None else self._window_columns(decode, chunks, width, self._windows)),
-            **states,
+            **others,
         )
-
-    def _window_columns(
-        self, decode: DecodeRows, chunks: list[Chunk], width: int, windows: WindowPages
-    ) -> dict[str, Any]:
-        """Returns the slots and page tables of windowed layers."""
-        size, slots = self._page_size, array(INT64)
-        tables: list[bytes] = []
-        for req, context_len in zip(decode.reqs, decode.context_lens, strict=True):
-            place = req.window_start, context_len // size + 1, width
-            if req.window_table[0] != place:  # once a page: nothing else moves the window pages of a row in DECODE
-                req.window_table = place, *_window_table(req, *place, windows)
-            tables.append(req.window_table[1])
-            slots.append(req.window_table[2] * size + context_len % size)
-        for chunk in chunks:
-            req, end = chunk.req, chunk.end + len(chunk.draft_ids)
-            tables.append(_window_table(req, req.window_start, -(-end // size), width, windows)[0])
-            pages = [-1] * req.window_start + windows.find(req.pages[req.window_start :]).tolist()
-            self._append_slots(slots, pages, chunk.start, end)
-        return {"window_slots": slots.tobytes(), "window_page_tables": b"".join(tables)}
 
     def _append(self, columns: _ChunkColumns, chunk: Chunk) -> None:
         req, start, num_drafts, num_sampled = chunk.req, chunk.start, len(chunk.draft_ids), chunk.wanted.num_tokens
@@ -195,9 +155,3 @@ def _page_tables(decode: DecodeRows, chunks: list[Chunk], width: int) -> bytes:
         tables = b"".join(tables[start : start + row_bytes] + padding for start in range(0, len(tables), row_bytes))
     rows = [pack_int32(req.pages) + NO_PAGE_BYTES * (width - len(req.pages)) for req, *_ in chunks]
     return tables + b"".join(rows)
-
-
-def _window_table(req: Req, start: int, end: int, width: int, windows: WindowPages) -> tuple[bytes, int]:
-    """Returns the table of the window pages `start` to `end` (exclusive) of a row, padded, and the last of them."""
-    pages = windows.find(req.pages[start:end])
-    return NO_PAGE_BYTES * start + pages.tobytes() + NO_PAGE_BYTES * (width - end), pages[-1]

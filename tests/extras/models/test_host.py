@@ -4,12 +4,12 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
@@ -84,9 +84,12 @@ class HostClient:
         report = self.wait(name, lambda report: report.url)
         deadline = time.monotonic() + TIMEOUT_S
         while True:
-            with contextlib.suppress(httpx.TransportError), http_client(report.url) as client:
-                if client.get("/ping").status_code == 200:
-                    return report
+            self._waiter.wait(0.02)
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as tried:
+                tried.connect(report.url.removeprefix("unix:"))
+                with http_client(report.url) as client:
+                    if client.get("/ping").status_code == 200:
+                        return report
             assert time.monotonic() < deadline, self.launcher.log_text("extras.models.host")
 
     def stop(self, name: str) -> ModelReport:

@@ -2,19 +2,11 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from kernels.operations.quantize import quantize, quantize_reference, sum_magnitudes
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.arguments.codes import Codes
-from kernels.operations.quantized_linear import (
-    STEPS,
-    dequantize,
-    quantize,
-    quantize_reference,
-    quantized_linear,
-    quantized_linear_reference,
-    sum_magnitudes,
-)
+from kernels.operations.block_linear import STEPS, block_linear, block_linear_reference, unpack
 
 DTYPES = [torch.float32, torch.bfloat16]
 SIZES = [(64, 32), (100, 70), (33, 1), (1100, 33)]
@@ -51,11 +43,11 @@ def no_clean_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_it_is_the_product(dtype: torch.dtype, num_tokens: int, num_inputs: int, num_outputs: int) -> None:
     x, weight, bias = make_case(num_tokens, num_inputs, num_outputs, dtype)
-    quantized = quantize(weight)
+    quantized = quantize(weight, 8)
     activations: list[Literal["tanh"] | None] = [None, "tanh"]
     for added, activation in zip((bias, None), activations, strict=True):
-        expected = quantized_linear_reference(x, quantized, added, activation)
-        got = quantized_linear(x, quantized, added, activation)
+        expected = block_linear_reference(x, quantized, added, activation)
+        got = block_linear(x, quantized, added, activation)
         assert got.dtype == dtype
         assert got.shape == expected.shape
         assert distance(got, expected) < {4: 1e-3, 2: 5e-3}[dtype.itemsize]
@@ -63,7 +55,7 @@ def test_it_is_the_product(dtype: torch.dtype, num_tokens: int, num_inputs: int,
 
 def test_it_is_near_the_product_of_the_real_weight() -> None:
     x, weight, bias = make_case(20, 512, 70, torch.float32)
-    got = quantized_linear(x, quantize(weight), bias)
+    got = block_linear(x, quantize(weight, 8), bias)
     assert distance(got, x @ weight.T + bias) < 0.02
 
 
@@ -76,11 +68,11 @@ def test_a_row_is_the_same_bits_in_any_batch(
         pytest.skip("torch chooses another order for another number of rows")
     x, weight, bias = make_case(270, num_inputs, num_outputs, torch.bfloat16)
     x = functional.gelu(x) if is_behind_gelu else x
-    quantized = quantize(weight)
-    together = quantized_linear(x, quantized, bias)
+    quantized = quantize(weight, 8)
+    together = block_linear(x, quantized, bias)
     each_size_of_tile = ((20, 20 + num_rows) for num_rows in range(1, 16))
     for begin, end in (*each_size_of_tile, (16, 33), (33, 70), (255, 270)):
-        assert torch.equal(quantized_linear(x[begin:end], quantized, bias), together[begin:end])
+        assert torch.equal(block_linear(x[begin:end], quantized, bias), together[begin:end])
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5, 77])
@@ -98,22 +90,22 @@ def test_eight_bits_are_the_same_bits_on_every_processor(backend: str, num_token
     x[3:4, :614], x[4:5, 486:] = 1, -1  # codes of 43
     x[7:60] = x[7:60].clamp(-1) * torch.randint(1, 4, (1100,), generator=generator)
     x[8:60:5] *= -1
-    weight = quantize(torch.randn(70, 1100, generator=generator))
-    scale_O1 = weight.packed[..., : 2 * 32].contiguous().view(torch.bfloat16).float().view(-1, 1)[:70]
-    codes = (dequantize(weight) / scale_O1).round().double()
+    weight = quantize(torch.randn(70, 1100, generator=generator), 8)
+    scale_O1 = weight.stored[..., : 2 * 32].contiguous().view(torch.bfloat16).float().view(-1, 1)[:70]
+    codes = (unpack(weight) / scale_O1).round().double()
     mean_T1 = x.abs().sum(1, keepdim=True) / 1100
     sums = (x * (STEPS / mean_T1)).round().double() @ codes.T
     assert (x / mean_T1).abs().max() > 100
-    assert torch.equal(quantized_linear(x, weight, None), sums.float() * (scale_O1.T * (mean_T1 / STEPS)))
+    assert torch.equal(block_linear(x, weight, None), sums.float() * (scale_O1.T * (mean_T1 / STEPS)))
 
 
 def test_large_activations_do_not_blur_the_others() -> None:
     x, weight, _ = make_case(40, 512, 70, torch.float32)
-    quantized = quantize(weight)
-    others = distance(quantized_linear(x, quantized, None), x @ dequantize(quantized).T)
-    sizes = (x @ dequantize(quantized).T).norm()
+    quantized = quantize(weight, 8)
+    others = distance(block_linear(x, quantized, None), x @ unpack(quantized).T)
+    sizes = (x @ unpack(quantized).T).norm()
     x[:, 77] = 60
-    error = (quantized_linear(x, quantized, None) - x @ dequantize(quantized).T).norm() / sizes
+    error = (block_linear(x, quantized, None) - x @ unpack(quantized).T).norm() / sizes
     assert float(error) < 1.5 * others  # 60 as code 127 of a token's scale: 9 times
 
 
@@ -127,13 +119,12 @@ def test_parts_of_the_inputs_add_up(backend: str, num_tokens: int) -> None:
     mean_T = torch.stack([sum_magnitudes(x[:, part].contiguous()) for part in parts]).sum(0) / 400
     assert torch.allclose(mean_T, x.abs().mean(1), rtol=1e-6, atol=0)
     largest_O = weight.abs().amax(1)
-    codes = [quantize(weight[:, part].contiguous(), largest_O) for part in parts]
-    assert torch.equal(torch.cat([dequantize(one) for one in codes], dim=1), dequantize(quantize(weight)))
+    codes = [quantize(weight[:, part].contiguous(), 8, largest_O) for part in parts]
+    assert torch.equal(torch.cat([unpack(one) for one in codes], dim=1), unpack(quantize(weight, 8)))
     products = [
-        quantized_linear(x[:, part].contiguous(), one, None, mean_T=mean_T)
-        for part, one in zip(parts, codes, strict=True)
+        block_linear(x[:, part].contiguous(), one, None, mean_T=mean_T) for part, one in zip(parts, codes, strict=True)
     ]
-    assert distance(torch.stack(products).sum(0), quantized_linear(x, quantize(weight), None)) < 1e-5
+    assert distance(torch.stack(products).sum(0), block_linear(x, quantize(weight, 8), None)) < 1e-5
     assert backend == "torch" or torch.equal(sum_magnitudes(x[-1:]), sum_magnitudes(x)[-1:])
 
 
@@ -142,7 +133,7 @@ def test_parts_of_the_inputs_add_up(backend: str, num_tokens: int) -> None:
 def test_what_is_not_finite_stays_in_its_row(bad: float, num_tokens: int) -> None:
     x, weight, _ = make_case(num_tokens, 100, 40, torch.bfloat16)
     x[3, 77] = bad
-    out = quantized_linear(x, quantize(weight), None)
+    out = block_linear(x, quantize(weight, 8), None)
     assert out.isnan().any(dim=1).nonzero().flatten().tolist() == [3]
 
 
@@ -150,21 +141,21 @@ def test_zeros_and_tiny_numbers() -> None:
     x, weight, bias = make_case(3, 100, 40, torch.float32)
     x[0], x[1] = 0, 1e-38
     weight[:7] = 0
-    out = quantized_linear(x, quantize(weight), bias)
+    out = block_linear(x, quantize(weight, 8), bias)
     torch.testing.assert_close(out[:2], bias.expand(2, -1))
     assert torch.equal(out[2, :7], bias[:7])
 
 
 def test_rows_that_are_not_neighbours_in_memory() -> None:
     x, weight, bias = make_case(12, 64, 40, torch.float32)
-    quantized = quantize(weight)
-    assert distance(quantized_linear(x[::2], quantized, bias), quantized_linear(x[::2].clone(), quantized, bias)) < 1e-3
+    quantized = quantize(weight, 8)
+    assert distance(block_linear(x[::2], quantized, bias), block_linear(x[::2].clone(), quantized, bias)) < 1e-3
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_weight_is_near_itself(dtype: torch.dtype) -> None:
     _, weight, _ = make_case(1, 100, 70, dtype)
-    near = dequantize(quantize(weight))
+    near = unpack(quantize(weight, 8))
     assert near.shape == weight.shape
     largest = weight.float().abs().max()
     # A step is the largest of a row over 127.
@@ -175,12 +166,11 @@ def test_codes_come_back() -> None:
     """Every code at every place, with a scale of 1 that 127 fixes."""
     weight = torch.randint(-127, 128, (70, 128), generator=torch.Generator().manual_seed(0)).float()
     weight[:, ::32] = 127
-    assert torch.equal(dequantize(quantize(weight)), weight)
+    assert torch.equal(unpack(quantize(weight, 8)), weight)
 
 
 def test_memory_is_that_of_the_codes_and_a_scale_for_each_output() -> None:
-    assert isinstance(quantize(torch.zeros(3, 5)), Codes)
-    assert quantize(torch.zeros(3, 5)).packed.shape == (1, 64 + 32 * 64)
+    assert quantize(torch.zeros(3, 5), 8).stored.shape == (1, 1, 64 + 32 * 64)
 
 
 @pytest.mark.usefixtures("no_clean_memory")
@@ -189,4 +179,4 @@ def test_memory_is_that_of_the_codes_and_a_scale_for_each_output() -> None:
 def test_every_backend_makes_the_same_codes(dtype: torch.dtype, num_inputs: int, num_outputs: int) -> None:
     _, weight, _ = make_case(1, num_inputs, num_outputs, dtype)
     weight[0] = 0
-    assert torch.equal(quantize(weight).packed, quantize_reference(weight, 8, None))
+    assert torch.equal(quantize(weight, 8).packed, quantize_reference(weight, 8, None))

@@ -19,7 +19,7 @@ assert gc.isenabled()
 assert gc.get_freeze_count() > 50_000, "collections walk all that torch has made"
 assert not [name for name in sys.modules if name.startswith((FAKE_TENSORS, "torch._decomp", "torch._refs"))]
 assert UNUSED <= sys.modules.keys(), "they are there by their names"
-unused = ("torch.ao.quantization", "torch._export", "torch.distributions.normal", "torch.optim.adam",
+unused = ("torch.ao.quantization", "torch._export",
           "torch._functorch.eager_transforms", "torch._subclasses.fake_tensor", "torch.utils._debug_mode", "asyncio",
           "torch._native.registry")
 assert not sys.modules.keys() & set(unused), "and have not run"

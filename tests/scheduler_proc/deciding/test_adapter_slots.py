@@ -9,9 +9,11 @@ from messages.ring.adapters import Adapter
 from messages.ring.requests import AbortMsg, UserMsg
 from messages.ring.timeline import ScheduleReport
 from scheduler_proc.deciding.adapter_slots import PASS_NS
+from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.radix import RadixTree
 from scheduler_proc.deciding.pages.running_request import Req
 from scheduler_proc.deciding.requests import Limits, PendingReq
+from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.sampling.endings import LENGTH
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_adapters import SimulatedAdapters, make_adapter
@@ -224,14 +226,16 @@ def test_the_adapter_of_a_row_that_had_no_step_yet_stays_in_memory():
     """A row may have to wait for its pages, which are loaded from a lower tier, while other adapters are read."""
     source = SimulatedAdapters(1)
     waiting = PendingReq(ask(0, make_adapter(0)), Limits(64, VOCAB_SIZE), 0)
-    row = Req(waiting, RadixTree(4).root)
+    cache, row, rows = BlockAllocator(4, 4), Req(waiting, RadixTree(4).root), DecodeRows(4)
+    rows.reqs.append(row)
     source.slots.prepare(waiting)
-    source.slots.collect([waiting])
-    assert list(source.slots.admissible([waiting], [])) == [waiting]
+    source.slots.collect([waiting], cache)
+    assert list(source.slots.admissible([waiting])) == [waiting]
+    source.slots.on_admitted(row)
     for number in range(1, 6):
         load = PendingReq(ask(number, make_adapter(number), 0), Limits(64, VOCAB_SIZE), 0)
         source.slots.prepare(load)
-        assert list(source.slots.admissible([load], [row])) == []
-        assert source.slots.collect([load]) == [(load, LENGTH)]
-        source.slots.check([row])
-    assert source.slots.columns([row], [row]) == {"adapter_slots": pack_int32([0])}
+        assert list(source.slots.admissible([load])) == []
+        assert source.slots.collect([load], cache) == [(load, LENGTH)]
+        source.slots.check([row], (), ())
+    assert source.slots.columns(rows, []) == {"adapter_slots": pack_int32([0])}

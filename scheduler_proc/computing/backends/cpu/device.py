@@ -34,15 +34,16 @@ UNOBSERVED = nullcontext()
 
 
 class CpuDevice:
-    """`population` and `state_population`, once they are set, get memory for pages and for state slots before these are
-    used, and little of it during steps."""
+    """`population` and `slot_population`, once they are set, get memory for pages and for the slots in the column
+    `slot_column` of `Batch` before these are used, and little of it during steps."""
 
     has_own_processor = False
     max_logits = MAX_LOGITS
 
     def __init__(self) -> None:
         self.population: PagePopulation | None = None
-        self.state_population: PagePopulation | None = None
+        self.slot_population: PagePopulation | None = None
+        self.slot_column = ""
         self.has_begun = False
         """Set when other threads have begun the work that is submitted next."""
         self._last: SubmittedWork | None = None
@@ -70,5 +71,5 @@ class CpuDevice:
             self.population.use(max(pages), len(pages))
 
     def _do(self, work: Callable[[], Result]) -> Result:
-        with self.population or UNOBSERVED, self.state_population or UNOBSERVED:
+        with self.population or UNOBSERVED, self.slot_population or UNOBSERVED:
             return work()

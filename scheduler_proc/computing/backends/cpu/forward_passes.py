@@ -1,7 +1,8 @@
 """The forward passes of steps on a CPU: those in which each token yields a next one are captured and replayed.
 
-There is one capture for each number of tokens. The first step with that number is computed call by call, and its C
-calls are captured; later ones are replayed from C (decision 0026). Draft tokens are decode rows (decision 0045).
+There is one capture for each number of tokens and set of features. The first step with these is computed call by call,
+and its C calls are captured; later ones are replayed from C (decision 0026). Draft tokens are decode rows (decision
+0045).
 
 Shape legend: R rows, S rows that sample, N tokens that go to the head, E embedding size, V vocabulary.
 """
@@ -9,7 +10,6 @@ Shape legend: R rows, S rows that sample, N tokens that go to the head, E embedd
 import logging
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,15 +25,16 @@ from scheduler_proc.computing.device import Forward
 from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.model.workspace import Workspace
-from scheduler_proc.computing.sampling.results import Forwarded
-from scheduler_proc.computing.step.inputs import (
-    INPUT_COLUMNS,
+from scheduler_proc.computing.sampling.results import Forwarded, head_slots
+from scheduler_proc.computing.step.inputs import StepInputs
+from scheduler_proc.computing.step.packing import (
     NO_ROWS,
-    StepInputs,
     StepShape,
+    columns_of,
     make_step_inputs,
     only_samples,
     pack_step,
+    view_step,
 )
 from scheduler_proc.computing.step.rewritten_batches import as_decode_rows
 from scheduler_proc.computing.step.shapes import StepLimits
@@ -50,8 +51,8 @@ more to do; on the cores of the step's threads that costs more than planning in 
 DRAW_COLUMNS = {"temperatures": torch.float32, "seeds": torch.int64, "positions": torch.int64}
 """The columns of a `SamplingPlan` that `draw` takes for plain rows, in its order."""
 
-Captures = dict[int, tuple[CapturedCalls, Forwarded]]
-"""By the number of rows."""
+CaptureKey = tuple[frozenset[str], int]
+"""The features of a step, and the number of its rows."""
 
 log = logging.getLogger("sluice.cpu_forward_passes")
 
@@ -69,8 +70,10 @@ class CpuForwardPasses:
         self._max_rows = max(limits.max_num_seqs, MIN_CAPTURED_TOKENS)
         max_tokens = max(limits.max_num_batched_tokens, self._max_rows)
         self._workspace = Workspace(decoder.model, decoder.activation_dtype, max_tokens, self._max_rows)
-        sizes = self._max_rows, 0, 0, limits.num_pages, 0
-        shape = StepShape(*sizes, **limits.flags)
+        self._limits = limits
+        self._features = None if limits.optional else limits.captures[0]
+        """The features of every step; `None` if some steps have others."""
+        shape = StepShape(self._max_rows, 0, 0, limits.num_pages, 0, features=limits.captures[0])
         columns = shape.columns()
         memory = torch.empty(columns.num_bytes, dtype=torch.uint8)
         self._tensors, arrays = columns.tensors(memory), columns.arrays(memory)
@@ -80,14 +83,12 @@ class CpuForwardPasses:
         # its code and data cold.
         self._columns = [
             (column, arrays[name].reshape(-1).view(np.uint8).data)
-            for name, column in INPUT_COLUMNS.items()
-            if name in arrays and column.axis in ("token", "decode row")
+            for name, column in columns_of(shape.features).items()
+            if column.axis in ("token", "decode row")
         ]
         self._draws = {name: torch.zeros(self._max_rows, dtype=dtype) for name, dtype in DRAW_COLUMNS.items()}
         self._draw_bytes = {name: tensor.numpy().view(np.uint8).data for name, tensor in self._draws.items()}
-        self.captures: Captures = {}
-        self.adapted_captures: Captures = {}
-        """The captures of steps in which rows have adapters."""
+        self.captures: dict[CaptureKey, tuple[CapturedCalls, Forwarded]] = {}
         self.can_capture = decoder.parallel.size == 1
         """False if something other than C kernels computes in a step of decode rows, or ranks wait for each other."""
 
@@ -100,31 +101,32 @@ class CpuForwardPasses:
         is_decode = only_samples(batch)
         if is_decode:
             batch = as_decode_rows(batch)
-        num_rows = batch.num_decode_rows
-        adapters = self._decoder.adapters if batch.adapter_slots else None
-        can_capture = self.can_capture and (adapters is None or not adapters.tables)
-        if not can_capture or num_rows > self._max_rows or not is_decode:
+        num_rows, features = batch.num_decode_rows, None
+        if self.can_capture and is_decode and num_rows <= self._max_rows:
+            features = self._features
+            if features is None:
+                features = self._limits.find_capture(batch, self._decoder)
+        if features is None:
             return partial(self._forward, make_step_inputs(batch, CPU), batch.num_sampled, copy_columns(columns))
         self._write(batch)
         tensors = self._write_draws(num_rows, columns)
-        captures = self.captures if adapters is None else self.adapted_captures
-        captured = captures.get(num_rows)
+        captured = self.captures.get((features, num_rows))
         if captured is None:
-            return partial(self._capture, captures, num_rows, tensors)
+            return partial(self._capture, features, num_rows, tensors)
         if self.can_plan_ahead and num_rows <= MAX_ROWS_AHEAD:
             self._device.has_begun = captured[0].begin()
         return partial(_replay, *captured, tensors)
 
     def _populate(self, batch: Batch) -> None:
-        """Gets memory for the pages and state slots that the step writes to."""
+        """Gets memory for the pages and other slots that the step writes to."""
         population, page_size = self._device.population, self.cache.page_size
         if population is not None:
             slots = unpack_int64(batch.slots)
             population.use(max(slots) // page_size, len(slots) // page_size + batch.num_rows)
-        population = self._device.state_population
+        population = self._device.slot_population
         if population is not None:
-            state_slots = unpack_int32(batch.state_slots)
-            population.use(max(state_slots), len(state_slots) - state_slots.count(-1))
+            used = unpack_int32(getattr(batch, self._device.slot_column))
+            population.use(max(used), len(used) - used.count(-1))
 
     @torch.inference_mode()
     def _forward(self, step: StepInputs, num_sampled: int, columns: Mapping[str, Tensor]) -> Forwarded:
@@ -134,9 +136,9 @@ class CpuForwardPasses:
         compute_middle = None if repeats is None else repeats.compute
         cache = self.cache
         hidden_NE = self._decoder.forward(step, cache.layers, activations, compute_middle, cache.hidden)
-        slots_S, slots_Q = step.head_slots(num_sampled)
+        slots_S, slots_Q = head_slots(step, num_sampled)
         logits_SV = self._decoder.logits(hidden_NE[:num_sampled], self._workspace.logits(num_sampled), slots_S)
-        return Forwarded(logits_SV, hidden_NE[num_sampled:], columns, hidden_slots=slots_Q)
+        return Forwarded(logits_SV, hidden_NE[num_sampled:], columns, head_slots=slots_Q)
 
     def _write(self, batch: Batch) -> None:
         """Puts the step's columns into the memory of captures. Behind a row's pages its table is stale."""
@@ -163,12 +165,10 @@ class CpuForwardPasses:
         return copy_columns({name: column for name, column in columns.items() if name not in DRAW_COLUMNS})
 
     @torch.inference_mode()
-    def _capture(self, captures: Captures, num_rows: int, sampling: Mapping[str, Tensor]) -> Forwarded:
+    def _capture(self, features: frozenset[str], num_rows: int, sampling: Mapping[str, Tensor]) -> Forwarded:
         """Runs the step and `draw` call by call; later steps with this number of rows are replayed, if possible."""
-        columns: dict[str, Any] = {name: tensor[:num_rows] for name, tensor in self._tensors.items()}
-        if captures is self.captures:
-            columns.pop("adapter_slots", None)
-        step = StepInputs(num_rows, all_go_to_head=True, **columns)
+        shape = StepShape(num_rows, 0, 0, 0, num_rows, features=features)
+        step = view_step(shape, {name: tensor[:num_rows] for name, tensor in self._tensors.items()})
         activations, room_RV = self._workspace.activations(num_rows), self._workspace.logits(num_rows)
         assert room_RV is not None
         draws = [self._draws[name][:num_rows] for name in DRAW_COLUMNS]
@@ -184,7 +184,7 @@ class CpuForwardPasses:
             self.can_capture = False
             log.info("decode steps are not captured: %s computes in them", other)
         else:
-            captures[num_rows] = calls, forwarded
+            self.captures[features, num_rows] = calls, forwarded
         return forwarded
 
 

@@ -48,8 +48,9 @@ class CpuRunnerFactory:
         if tensors := _tensors(cache):
             device.population = PagePopulation(tensors, cache.num_pages, is_file)
         if states := _states(cache):
-            device.state_population = PagePopulation(states, len(states[0]), is_file, "recurrent states")
-        for population in filter(None, (device.population, device.state_population)):
+            device.slot_population = PagePopulation(states, len(states[0]), is_file, "recurrent states")
+            device.slot_column = "state_slots"
+        for population in filter(None, (device.population, device.slot_population)):
             if when == "eager":
                 population.run(report)
             elif when == "background":

@@ -14,7 +14,8 @@ from kernels.gpu.launch_table import count_tile_tokens, find_launch
 from kernels.plans.decode_work import DecodeLayout, DecodeShape, DecodeWork, make_decode_scratch, plan_decode_work
 from kernels.plans.prefill_tiles import max_prefill_tiles, plan_prefill_tiles
 from messages.ring.steps import Batch
-from scheduler_proc.computing.step.inputs import Arrays, AttentionKind, StepInputs, StepShape
+from scheduler_proc.computing.step.inputs import AttentionKind, StepInputs
+from scheduler_proc.computing.step.packing import Arrays, StepShape
 
 
 class ShapePlans:

@@ -17,9 +17,11 @@ from torch import Tensor
 from messages.ring.steps import Batch
 from scheduler_proc.computing.backends.cuda.attention_plans import AttentionPlans
 from scheduler_proc.computing.backends.cuda.device import CudaDevice, Work
+from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.report import Report
-from scheduler_proc.computing.step.inputs import NO_ROWS, StepInputs, StepShape, pack_step, view_step
+from scheduler_proc.computing.step.inputs import StepInputs
 from scheduler_proc.computing.step.packed_columns import PackedColumns
+from scheduler_proc.computing.step.packing import NO_ROWS, StepShape, pack_step, view_step
 from scheduler_proc.computing.step.shapes import StepShapes
 
 GIB = 2**30
@@ -63,11 +65,11 @@ class CapturedSteps:
         self._inputs = torch.zeros(num_bytes, dtype=torch.uint8, device=device.torch_device)
         self._hidden_NE = like_NE.new_zeros(max(shape.num_head_tokens for shape in planned), like_NE.shape[1])
 
-    def find(self, batch: Batch) -> CapturedStep | None:
+    def find(self, batch: Batch, decoder: Decoder) -> CapturedStep | None:
         """Returns the smallest captured step with room for `batch`."""
         if not self._captured:
             return None
-        shape = self._shapes.find(batch)
+        shape = self._shapes.find(batch, decoder)
         return None if shape is None else self._captured.get(shape)
 
     def capture(self, shapes: Sequence[StepShape], forward: ComputeHidden, report: Report) -> int:

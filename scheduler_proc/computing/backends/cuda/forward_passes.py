@@ -22,9 +22,10 @@ from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.sampling.logits_processing import fill_histories
-from scheduler_proc.computing.sampling.results import Forwarded
-from scheduler_proc.computing.step.inputs import StepInputs, StepShape, pack_step, shape_of, view_step
+from scheduler_proc.computing.sampling.results import Forwarded, head_slots
+from scheduler_proc.computing.step.inputs import StepInputs
 from scheduler_proc.computing.step.packed_columns import PackedColumns
+from scheduler_proc.computing.step.packing import StepShape, pack_step, shape_of, view_step
 from scheduler_proc.computing.step.shapes import StepLimits, StepShapes
 
 MORE_GRAPH_BYTES = 4 << 20
@@ -66,9 +67,7 @@ class GpuForwardPasses:
 
     def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
         """Packs the step's columns, followed by the columns of its sampling plan, into one host buffer."""
-        adapters = self._decoder.adapters if batch.adapter_slots else None
-        has_own_tables = adapters is not None and bool(adapters.tables)
-        captured = None if self.captured is None or has_own_tables else self.captured.find(batch)
+        captured = None if self.captured is None else self.captured.find(batch, self._decoder)
         shape = self._exact_shape(batch) if captured is None else captured.shape
         inputs = shape.columns() if captured is None else captured.columns
         sampling = PackedColumns.like(columns)
@@ -85,14 +84,14 @@ class GpuForwardPasses:
             num_sampled, slots_S, slots_Q = batch.num_sampled, None, None
             if captured is None:
                 step = self._view(shape, inputs.tensors(data))
-                hidden_NE, (slots_S, slots_Q) = self._forward(step), step.head_slots(num_sampled)
+                hidden_NE, (slots_S, slots_Q) = self._forward(step), head_slots(step, num_sampled)
             else:
                 hidden_NE = captured.run(data)
             sampling_columns = sampling.tensors(data[inputs.num_bytes :])
             if self.last_tokens is not None:
                 fill_histories(sampling_columns, self.last_tokens)
             logits_SV = self._decoder.logits(hidden_NE[:num_sampled], None, slots_S)
-            return Forwarded(logits_SV, hidden_NE[num_sampled:], sampling_columns, hidden_slots=slots_Q)
+            return Forwarded(logits_SV, hidden_NE[num_sampled:], sampling_columns, head_slots=slots_Q)
 
         return forward
 

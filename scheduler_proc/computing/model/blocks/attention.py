@@ -23,6 +23,7 @@ from scheduler_proc.computing.model.blocks.norm import pop_scale
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
 from scheduler_proc.computing.model.workspace import LayerRows, fit
 from scheduler_proc.computing.parallel import ParallelGroup
+from scheduler_proc.computing.step.features.windows import windowed
 from scheduler_proc.computing.step.inputs import AttentionKind, StepInputs
 
 
@@ -60,7 +61,7 @@ class Block:
     def __call__(self, normed_TE: Tensor, layer_rows: LayerRows, memory: Any) -> Tensor:
         """Returns the update of the residual stream, [T, E]; first stores K and V, unless they are another layer's."""
         rows, room, attended, narrow = layer_rows
-        step = rows.step if self._options.window is None else rows.step.windowed
+        step = rows.step if self._options.window is None else windowed(rows.step)
         heads_TA = self._qkv(normed_TE, rows, fit(room.heads, self._qkv_size))
         if self._whole_norms is not None:
             _norm_whole(heads_TA, self._whole_norms, self._parallel)

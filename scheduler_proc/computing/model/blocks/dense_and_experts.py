@@ -12,7 +12,7 @@ from scheduler_proc.computing.model.blocks.norm import Norm
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.expert_description import SIDE_NORMS, DenseAndExpertsDescription
 from scheduler_proc.computing.model.workspace import Activations
-from scheduler_proc.computing.step.inputs import StepRows
+from scheduler_proc.computing.step.rows import StepRows
 
 
 class Block:

@@ -16,7 +16,7 @@ from scheduler_proc.computing.model.blocks.context import BlockContext
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel
 from scheduler_proc.computing.model.description import DenseMlpDescription
 from scheduler_proc.computing.model.workspace import Activations, fit
-from scheduler_proc.computing.step.inputs import StepRows
+from scheduler_proc.computing.step.rows import StepRows
 
 GELUS: dict[str, GeluKind] = {"gelu_tanh": "tanh", "gelu": "exact"}
 """The activations that are fused into the first linear."""

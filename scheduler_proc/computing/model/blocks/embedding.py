@@ -15,6 +15,7 @@ from scheduler_proc.computing.model.blocks.weights import Weights, pop_tensor
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.parameters import ByRows, Parameter
 from scheduler_proc.computing.parallel import ParallelGroup
+from scheduler_proc.computing.step.features.token_types import TYPES
 from scheduler_proc.computing.step.inputs import StepInputs
 
 TOKENS, POSITIONS, TOKEN_TYPES = "embedding", "position_embedding", "token_type_embedding"
@@ -52,8 +53,9 @@ class Embedding:
             embedded_TE = embed(step.token_ids, step.positions, self.tokens_VE, self._positions_ME, out_TE)
         else:
             embedded_TE = self._look_up_part(step)
-        if step.token_types is not None and self._type_changes_KE is not None:
-            embedded_TE += functional.embedding(step.token_types, self._type_changes_KE)
+        types_T = step.view(TYPES)
+        if types_T is not None and self._type_changes_KE is not None:
+            embedded_TE += functional.embedding(types_T, self._type_changes_KE)
         return embedded_TE if self._scale == 1 else rescale(embedded_TE, self._scale)
 
     def _look_up_part(self, step: StepInputs) -> Tensor:

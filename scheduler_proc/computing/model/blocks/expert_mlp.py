@@ -17,7 +17,7 @@ from scheduler_proc.computing.model.blocks.context import BlockContext
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_experts, pop_linear, pop_tensor
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.workspace import Activations, fit
-from scheduler_proc.computing.step.inputs import StepRows
+from scheduler_proc.computing.step.rows import StepRows
 
 
 class Block:

@@ -14,6 +14,7 @@ from scheduler_proc.computing.model.blocks.context import BlockContext
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
 from scheduler_proc.computing.model.gated_delta_description import GatedDeltaDescription
 from scheduler_proc.computing.model.workspace import LayerRows, fit
+from scheduler_proc.computing.step.features.states import find_state_rows
 
 
 class Block:
@@ -31,7 +32,7 @@ class Block:
         """Returns the update of the residual stream, [T, E]; reads and stores the states of the rows."""
         rows, room, attended, narrow = layer_rows
         delta, (tail, matrix) = self._delta, state
-        size, state_rows = delta.conv_size, rows.step.state_rows
+        size, state_rows = delta.conv_size, find_state_rows(rows.step)
         mixed_TN = self._in(normed_TE, rows, fit(room.inner, size + delta.out_size))
         gates_TB = self._gates(normed_TE, rows, fit(room.heads, 2 * delta.num_value_heads))
         qkv_TX = short_conv(mixed_TN[:, :size], self._conv_XK, None, tail, state_rows, out_TC=fit(room.gated, size))

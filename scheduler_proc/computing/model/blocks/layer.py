@@ -18,7 +18,7 @@ from scheduler_proc.computing.model.blocks.weights import Weights, pop_tensor
 from scheduler_proc.computing.model.description import BlockDescription, LayerDescription, NormDescription
 from scheduler_proc.computing.model.parameters import Parameter
 from scheduler_proc.computing.model.workspace import Activations, LayerRows
-from scheduler_proc.computing.step.inputs import StepRows
+from scheduler_proc.computing.step.rows import StepRows
 
 
 @dataclass

@@ -17,7 +17,7 @@ from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear
 from scheduler_proc.computing.model.description import LayerDescription, ModelDescription
 from scheduler_proc.computing.model.parameters import Parameter, linear_parameters
 from scheduler_proc.computing.model.workspace import Activations, fit
-from scheduler_proc.computing.step.inputs import StepRows
+from scheduler_proc.computing.step.rows import StepRows
 
 TABLE, PROJECTION, NORM = "layer_inputs", "layer_projection", "layer_input_norm"
 

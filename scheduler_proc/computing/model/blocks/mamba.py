@@ -14,6 +14,7 @@ from scheduler_proc.computing.model.blocks.context import BlockContext
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
 from scheduler_proc.computing.model.mamba_description import VECTORS, MambaDescription
 from scheduler_proc.computing.model.workspace import LayerRows, fit
+from scheduler_proc.computing.step.features.states import find_state_rows
 
 
 class Block:
@@ -30,7 +31,7 @@ class Block:
     def __call__(self, normed_TE: Tensor, layer_rows: LayerRows, state: LayerState) -> Tensor:
         """Returns the update of the residual stream, [T, E]; stores the states after the tokens with slots."""
         rows, room, attended, narrow = layer_rows
-        mamba, state_rows = self._mamba, rows.step.state_rows
+        mamba, state_rows = self._mamba, find_state_rows(rows.step)
         tail_SJC, matrix_SHVD = state
         projected_TX = self._linear_in(normed_TE, rows, fit(room.heads, mamba.in_size))
         ends = mamba.out_size, mamba.out_size + mamba.conv_size

@@ -14,7 +14,8 @@ from scheduler_proc.computing.model.blocks.norm import norm_parameters, pop_scal
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear
 from scheduler_proc.computing.model.description import MTP, ModelDescription
 from scheduler_proc.computing.model.parameters import Parameter, linear_parameters
-from scheduler_proc.computing.step.inputs import StepInputs, StepRows
+from scheduler_proc.computing.step.inputs import StepInputs
+from scheduler_proc.computing.step.rows import StepRows
 
 
 def mtp_parameters(model: ModelDescription) -> list[Parameter]:

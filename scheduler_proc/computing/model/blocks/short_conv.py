@@ -11,6 +11,7 @@ from scheduler_proc.computing.model.blocks.context import BlockContext
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
 from scheduler_proc.computing.model.short_conv_description import ShortConvDescription
 from scheduler_proc.computing.model.workspace import LayerRows, fit
+from scheduler_proc.computing.step.features.states import find_state_rows
 
 
 class Block:
@@ -24,7 +25,7 @@ class Block:
     def __call__(self, normed_TE: Tensor, layer_rows: LayerRows, state: LayerState) -> Tensor:
         """See `mamba.Block`."""
         rows, room, attended, narrow = layer_rows
-        (tail_SJC,), state_rows = state, rows.step.state_rows
+        (tail_SJC,), state_rows = state, find_state_rows(rows.step)
         input_TX = self._linear_in(normed_TE, rows, fit(room.heads, 3 * self._size))
         out_TC = fit(attended, self._size)
         out_TC = short_conv(input_TX, self._weight_CK, self._bias_C, tail_SJC, state_rows, is_gated=True, out_TC=out_TC)

@@ -11,7 +11,7 @@ from kernels.operations.expert_linear import ExpertLinear
 from kernels.operations.gelu import GeluKind, gelu
 from kernels.operations.lora_linear import lora_linear
 from scheduler_proc.computing.parallel import ParallelGroup
-from scheduler_proc.computing.step.inputs import StepRows
+from scheduler_proc.computing.step.rows import StepRows
 
 Weights = dict[str, Weight]
 """A rank's parameters, by name. A block pops the ones it uses, so that each is in memory only once."""

@@ -23,7 +23,6 @@ def _import_families(files: str) -> tuple[Family, ...]:
 ENCODERS = _import_families("bert roberta mpnet modernbert")
 FAMILIES = (*_import_families(DECODERS), *ENCODERS)
 UNSUPPORTED_KINDS = {
-    "Moe": "a mixture of experts",
     "VL": "a model of images and text",
     "Audio": "a model of sound and text",
     "Omni": "a model of images, sound and text",

@@ -19,6 +19,7 @@ from scheduler_proc.computing.backends.cpu.populate import PagePopulation
 from scheduler_proc.computing.kv_cache import kv_tensors
 from scheduler_proc.computing.kv_cache.kv_memory import KVMemory
 from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.deciding.pages.page_journal import PageJournal
 from scheduler_proc.deciding_half import make_scheduler
 from tests.checkpoints import build_checkpoint, make_config
 from tests.scheduler_proc.clients import user_msg
@@ -77,8 +78,9 @@ class Served:
                     self.token_ids += unpack_int32(reply.token_ids)
         scheduler.check()
         self.gauges = scheduler.gauges()
-        if scheduler.journal is not None and num_tokens == 41:
-            scheduler.journal.damage(1)
+        journal = scheduler.cache.find_observer(PageJournal)
+        if journal is not None and num_tokens == 41:
+            journal.damage(1)
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])

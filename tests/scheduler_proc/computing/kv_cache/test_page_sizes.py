@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_proc.computing.kv_cache.page_sizes import LEAST_STATES, PageSizes, count_steady
+from scheduler_proc.computing.kv_cache.page_sizes import LEAST_STATES, PageSizes
+from scheduler_proc.computing.step.features.windows import count_steady
 
 LONG = 32 * 1024
 

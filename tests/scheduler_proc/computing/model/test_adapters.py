@@ -19,7 +19,8 @@ from kernels.formats.weight_format import Rows, Weight
 from scheduler_proc.computing.model.adapters import AdapterSlots, HostAdapter, LinearPlan, LowRank
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear
 from scheduler_proc.computing.placement import Placement
-from scheduler_proc.computing.step.inputs import StepRows
+from scheduler_proc.computing.step.features.adapters import ADAPTERS
+from scheduler_proc.computing.step.rows import StepRows
 from tests.gguf_models import small_blocks
 from tests.kernels.c_library import built_library
 from tests.kernels.cases import assert_close
@@ -71,7 +72,7 @@ def test_updates_are_added_to_the_outputs_of_any_weight(name: str, dtype: torch.
     slots.place(1, HostAdapter("", 8, {"linear": [first, second, None]}))
     slots.place(2, HostAdapter("", 8, {}))
     x_TI = torch.randn(len(SLOTS), NUM_INPUTS).to(dtype)
-    step: Any = SimpleNamespace(adapter_slots=torch.tensor(SLOTS, dtype=torch.int32))
+    step: Any = SimpleNamespace(view={ADAPTERS: torch.tensor(SLOTS, dtype=torch.int32)}.get)
     expected = plain(x_TI).float()
     for token in (0, 3):
         for update, begin, end in ((first, 0, 64), (second, 64, 96)):

@@ -21,7 +21,7 @@ from scheduler_proc.computing.model.decoder import DescribedDecoder
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.placement import DTYPES
-from scheduler_proc.computing.step.inputs import make_step_inputs
+from scheduler_proc.computing.step.packing import make_step_inputs
 from tests.checkpoints import VARIANTS, VOCAB_SIZE, build_checkpoint, make_config
 from tests.scheduler_proc.computing.drive import Row, plan_batch
 

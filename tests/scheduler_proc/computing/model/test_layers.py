@@ -26,7 +26,7 @@ from scheduler_proc.computing.model.description import (
 )
 from scheduler_proc.computing.model.gated_delta_description import GatedDeltaDescription
 from scheduler_proc.computing.placement import Placement
-from scheduler_proc.computing.step.inputs import make_step_inputs
+from scheduler_proc.computing.step.packing import make_step_inputs
 from scheduler_proc.computing.step.rewritten_batches import as_decode_rows
 from tests.checkpoints import VOCAB_SIZE
 from tests.scheduler_proc.computing.drive import Row, plan_batch

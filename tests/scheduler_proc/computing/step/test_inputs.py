@@ -5,7 +5,9 @@ import torch
 from messages.columns import pack_int32, unpack_int32
 from messages.ring.axes import slice_columns
 from messages.ring.steps import ROW, Batch, PromptLogprobTargets
-from scheduler_proc.computing.step.inputs import (
+from scheduler_proc.computing.step.features.adapters import ADAPTERS
+from scheduler_proc.computing.step.features.states import find_state_rows
+from scheduler_proc.computing.step.packing import (
     StepShape,
     make_step_inputs,
     pack_step,
@@ -16,6 +18,8 @@ from scheduler_proc.computing.step.rewritten_batches import as_decode_rows, with
 from tests.scheduler_proc.computing.drive import Row, plan_batch
 
 CPU = torch.device("cpu")
+
+STATES = frozenset({"states"})
 
 
 def mixed_batch():
@@ -93,12 +97,12 @@ def with_states(sources: list[int], slots: list[int], batch: Batch) -> Batch:
 
 def test_rows_read_and_store_recurrent_states() -> None:
     batch = with_states([4, 2, 7, -1], [4, 3, -1, 7, 9, 0], mixed_batch())
-    shape = StepShape(4, num_prefill_tokens=6, num_prefill_rows=4, num_pages=3, num_head_tokens=5, has_states=True)
+    shape = StepShape(4, num_prefill_tokens=6, num_prefill_rows=4, num_pages=3, num_head_tokens=5, features=STATES)
     columns = shape.columns()
     buffer = torch.full((columns.num_bytes,), 7, dtype=torch.uint8)
     pack_step(batch, shape, columns.arrays(buffer))
     for step, unused in ((make_step_inputs(batch, CPU), []), (view_step(shape, columns.tensors(buffer)), [-1, -1])):
-        rows = step.state_rows
+        rows = find_state_rows(step)
         rows.check(len(step.token_ids))
         assert rows.decode_sources.tolist() == [4, 2, *unused]
         assert rows.prefill_sources.tolist() == [7, -1, *unused]
@@ -110,7 +114,7 @@ def test_rows_that_all_begin_have_no_column_of_sources() -> None:
     """It is dropped from a slice of a step, as all of its entries are what an empty column means."""
     batch = slice_columns(with_states([4, 2, 7, -1], [4, 3, -1, 7, 9, 0], mixed_batch()), ROW, 3, 4, num_decode_rows=0)
     assert batch.state_sources == b""
-    rows = make_step_inputs(batch, CPU).state_rows
+    rows = find_state_rows(make_step_inputs(batch, CPU))
     assert (rows.prefill_sources.tolist(), rows.slots.tolist()) == ([-1], [9, 0])
 
 
@@ -118,7 +122,7 @@ def test_without_recurrent_layers_a_step_has_no_columns_of_states() -> None:
     columns = shape_of(mixed_batch()).columns()
     assert "state_slots" not in columns.arrays(torch.zeros(columns.num_bytes, dtype=torch.uint8))
     with pytest.raises(AssertionError):
-        _ = make_step_inputs(mixed_batch(), CPU).state_rows
+        _ = find_state_rows(make_step_inputs(mixed_batch(), CPU))
 
 
 def test_each_token_of_a_row_that_becomes_decode_rows_reads_what_the_one_before_stores() -> None:
@@ -128,10 +132,10 @@ def test_each_token_of_a_row_that_becomes_decode_rows_reads_what_the_one_before_
     ]
     batch = msgspec.structs.replace(plan_batch(3, rows, 16), sample_tokens=pack_int32(range(4)))
     step = make_step_inputs(as_decode_rows(with_states([6, 5], [6, 5, 1, 3], batch)), CPU)
-    assert step.state_rows.decode_sources.tolist() == [6, 5, 5, 1]
-    assert step.state_rows.slots.tolist() == [6, 5, 1, 3]
+    assert find_state_rows(step).decode_sources.tolist() == [6, 5, 5, 1]
+    assert find_state_rows(step).slots.tolist() == [6, 5, 1, 3]
     begun = as_decode_rows(msgspec.structs.replace(batch, state_slots=pack_int32([6, 5, 1, 3])))
-    assert make_step_inputs(begun, CPU).state_rows.decode_sources.tolist() == [-1, -1, 5, 1]
+    assert find_state_rows(make_step_inputs(begun, CPU)).decode_sources.tolist() == [-1, -1, 5, 1]
 
 
 def test_tokens_with_prompt_logprobs_go_to_the_head_after_those_that_sample() -> None:
@@ -205,7 +209,7 @@ def test_each_token_has_the_adapter_of_its_row() -> None:
     ]
     batch = msgspec.structs.replace(plan_batch(0, rows, 16), sample_tokens=pack_int32(range(6)))
     for each in (batch, as_decode_rows(batch)):
-        slots_T = make_step_inputs(each, CPU).adapter_slots
+        slots_T = make_step_inputs(each, CPU).view(ADAPTERS)
         assert slots_T is not None
         assert slots_T.tolist() == [2, -1, -1, 0, 0, 0]
-    assert make_step_inputs(msgspec.structs.replace(batch, adapter_slots=b""), CPU).adapter_slots is None
+    assert make_step_inputs(msgspec.structs.replace(batch, adapter_slots=b""), CPU).view(ADAPTERS) is None

@@ -11,7 +11,7 @@ from messages.columns import pack_int32, unpack_int32
 from messages.ring.requests import AbortMsg
 from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
 from scheduler_proc.deciding.drafting.draft_model import MOST_LACKING, DraftModel, run_draft_steps
-from scheduler_proc.deciding.drafting.draft_state import UNTRIED
+from scheduler_proc.deciding.drafting.draft_state import UNTRIED, AcceptanceRate
 from scheduler_proc.deciding.sampling.grammars import RequestGrammar
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_draft_model import MAX_DRAFTS, add_draft_model
@@ -310,18 +310,12 @@ def test_it_drafts_as_long_as_it_pays_and_tries_again(draft_s: float, pays: bool
 
 def test_new_requests_begin_with_what_is_known_of_others():
     lengths, chance = DraftLengths(), random.Random(1)
-    rates = [user.draft.rate for user in (_pending(uid) for uid in range(3))]
+    rates = [AcceptanceRate() for _ in range(3)]
     for rate in rates:
         rate.follow(lengths.general)
     before = rates[2].value
     for _ in range(30):
         rates[chance.randrange(2)].add(4, 4)
-    late = _pending(9).draft.rate
+    late = AcceptanceRate()
     late.follow(lengths.general)
     assert late.value > 0.8 > before == pytest.approx(UNTRIED)
-
-
-def _pending(uid: int):
-    from scheduler_proc.deciding.requests import Limits, PendingReq
-
-    return PendingReq(user_msg(uid, PROMPT), Limits(64, VOCAB_SIZE), 0)

@@ -4,8 +4,8 @@ from array import array
 
 from messages.columns import unpack_int32, unpack_int64
 from scheduler_proc.deciding.drafting.mtp_steps import at_places_before
-from scheduler_proc.deciding.pages.running_request import Req
-from scheduler_proc.deciding.rows.batch_columns import BatchBuilder, Chunk
+from scheduler_proc.deciding.pages.running_request import Chunk, Req
+from scheduler_proc.deciding.rows.batch_columns import BatchBuilder
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.sampling.output_counts import OutputCounts
 from tests.scheduler_proc.clients import Bench, user_msg

@@ -94,16 +94,21 @@ def test_it_proposes_what_followed_and_trusts_a_longer_match_more():
 def test_where_short_matches_are_mostly_wrong_they_are_looked_for_in_some_steps_alone():
     drafter, chance, num_asked = NgramDrafter(8), random.Random(2), 0
     pending = PendingReq(user_msg(1, [1, 2, 3], 10_000), Limits(20_000, 1 << 30), 0)
-    req = Req(pending, RadixTree(4).root)
+    req, idle_until = Req(pending, RadixTree(4).root), 0
     for _ in range(1_000):
         req.token_ids.append(chance.randrange(60))
-        if len(req.token_ids) >= pending.draft.idle_until:
+        if len(req.token_ids) >= idle_until:
             num_asked += 1
-            drafter.propose(req, 8)
+            idle_until = drafter.propose(req, 8).idle_until
     assert 1_000 / SPARSE_TOKENS < num_asked < 600
     passage, num_steps = ids(range(100, 130)), 0
     req.token_ids.extend(passage)
-    while len(req.token_ids) < pending.draft.idle_until or not drafter.propose(req, 8).token_ids:
+    while True:
+        if len(req.token_ids) >= idle_until:
+            draft = drafter.propose(req, 8)
+            if draft.token_ids:
+                break
+            idle_until = draft.idle_until
         req.token_ids.append(passage[num_steps])
         num_steps += 1
     assert num_steps <= 2 + SPARSE_TOKENS, "it finds a text that begins to repeat"
@@ -113,8 +118,9 @@ def test_where_nothing_is_known_of_short_matches_each_step_looks_for_them():
     drafter, pending = NgramDrafter(8), PendingReq(user_msg(1, [1, 2, 3], 100), Limits(4096, 1 << 30), 0)
     req = Req(pending, RadixTree(4).root)
     for token_id in range(4, 40):
-        assert not drafter.propose(req, 8).token_ids
-        assert pending.draft.idle_until <= len(req.token_ids)
+        draft = drafter.propose(req, 8)
+        assert not draft.token_ids
+        assert draft.idle_until <= len(req.token_ids)
         req.token_ids.append(token_id)
 
 

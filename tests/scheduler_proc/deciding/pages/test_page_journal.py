@@ -233,7 +233,7 @@ def run_with_deaths(
             known[uid] = known[uid] + bench.inbox.tokens.get((uid, attempt), [])
         for name in totals:
             totals[name] += bench.gauge(name)
-        journal = bench.scheduler.journal
+        journal = bench.cache.find_observer(PageJournal)
         if chance.random() < 0.2 and journal is not None:
             journal.damage(1)
             if pages.state_slots:

@@ -39,14 +39,14 @@ class PageAccount(PageObserver):
     def gauges(self) -> dict[str, float]:
         return {"pages_filled": len(self.filled)}
 
-    def check(self, free: Collection[int], cached: Collection[int]) -> None:
+    def check(self, reqs: Sequence[Req], free: Collection[int], cached: Collection[int]) -> None:
         assert self.cached == set(cached), "the observer knows other cached pages than there are"
         assert self.filled.isdisjoint(free), "a free page is filled"
 
 
 def test_the_account_of_an_observer_matches_after_every_move():
     bench, account, chance = Bench(num_pages=17), PageAccount(), random.Random(5)
-    bench.cache.observers.append(account)
+    bench.cache.add_observer(account)
     for uid in range(1, 40):
         prompt = [chance.randrange(3) for _ in range(chance.randrange(1, 30))] + [uid % VOCAB_SIZE]
         bench.send(user_msg(uid, prompt, chance.randrange(1, 20), ignore_eos=True))

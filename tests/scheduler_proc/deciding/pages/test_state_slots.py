@@ -6,6 +6,8 @@ import pytest
 
 from messages.ring.cache import CacheExplained, ExplainCache
 from messages.ring.requests import AbortMsg
+from scheduler_proc.deciding.pages import state_plans
+from scheduler_proc.deciding.pages.state_slots import StateSlots
 from tests.scheduler_proc.clients import VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.overlapped import OverlappedBench, OverlappedRunner
 from tests.scheduler_proc.planned_ahead import AheadBench
@@ -105,6 +107,29 @@ def test_requests_with_one_prefix_wait_for_its_checkpoint_instead_of_computing_i
     assert computed == 123 + 9 * 3 + 10 * 3
 
 
+def test_the_work_to_find_a_checkpoint_in_work_grows_with_the_prompts_and_not_with_their_pairs(monkeypatch):
+    """Each page of a prompt is hashed at most once, however many prompts with the same beginning are compared."""
+    num_hashed = 0
+
+    def count(value: object) -> int:
+        nonlocal num_hashed
+        num_hashed += 1
+        return hash(value)
+
+    monkeypatch.setattr(state_plans, "hash", count, raising=False)
+    counts = []
+    for num_prompts in (8, 32):
+        num_hashed = 0
+        bench = make_bench(num_slots=2 * num_prompts + 8, max_num_seqs=64, max_num_batched_tokens=32, num_pages=2_000)
+        prompts = [[*IDS[:150], uid, uid, 1] for uid in range(num_prompts)]
+        bench.send(*(user_msg(uid, prompt, 4, ignore_eos=True) for uid, prompt in enumerate(prompts)))
+        bench.run()
+        assert min(bench.end(uid).usage.cached_tokens for uid in range(1, num_prompts)) == 144
+        assert 0 < num_hashed <= sum(len(prompt) // SIZE for prompt in prompts)
+        counts.append(num_hashed)
+    assert counts[1] <= 5 * counts[0]
+
+
 def test_choices_of_one_prompt_compute_it_once():
     bench = make_bench(num_slots=20, max_num_seqs=16, max_num_batched_tokens=32)
     bench.send(*(user_msg(uid, IDS[:122], 4, ignore_eos=True, temperature=1.0, seed=uid) for uid in range(8)))
@@ -198,10 +223,11 @@ def test_a_successor_continues_from_the_checkpoints_that_are_intact():
 
 def _slot_of(bench: Bench, uid: int) -> int:
     """Returns the slot of the latest checkpoint of a row's output."""
-    page = bench.scheduler._stages.running[uid].rolling_page
+    slots = bench.cache.find_observer(StateSlots)
+    assert slots is not None
+    page = slots.rows[uid].rolling_page
     assert page is not None
-    assert bench.cache.states is not None
-    slot = bench.cache.states.find_slot(page)
+    slot = slots.find_slot(page)
     assert slot is not None
     return slot
 

@@ -16,7 +16,7 @@ LIMITS = Limits(200, VOCAB_SIZE, ())
 
 
 def make_cache(num_window_pages: int, num_pages: int = 100, window: int = WINDOW) -> BlockAllocator:
-    return BlockAllocator(num_pages, SIZE, attachments=[WindowPages(window, num_window_pages, SIZE)])
+    return BlockAllocator(num_pages, SIZE, observers=[WindowPages(window, num_window_pages, SIZE)])
 
 
 def start(cache: BlockAllocator, uid: int, ids: list[int]) -> Req:
@@ -49,15 +49,16 @@ def run(cache: BlockAllocator, uid: int, ids: list[int], chunk: int = 16) -> int
 
 def test_a_long_prompt_uses_few_window_pages_at_a_time():
     cache = make_cache(num_window_pages=7)
+    windows = cache.find_observer(WindowPages)
+    assert windows is not None
     req = start(cache, 1, IDS)
     for end in range(16, 201, 16):
         assert compute(cache, req, end)
-        assert len(req.pages) - req.window_start <= 7
-    assert cache.windows is not None
+        assert len(req.pages) - windows.start_of(req) <= 7
     assert cache.num_available == 100 - len(req.pages)
-    assert cache.windows.gauges()["window_pages_in_use"] <= 7
+    assert windows.gauges()["window_pages_in_use"] <= 7
     cache.close(req)
-    assert cache.windows.num_available == 7
+    assert windows.num_available == 7
 
 
 @pytest.mark.parametrize("window", [1, 3, 4, 5, 8, 13])
@@ -144,21 +145,21 @@ def test_a_request_waits_until_the_others_leave_it_window_pages():
 def test_a_context_of_32_k_tokens_takes_less_than_a_third(num_global, num_windowed, window):
     """The shapes of Gemma 3 1B and 4B, chunks of 2,048 tokens, then 1,024 tokens one by one: pages at the peak."""
     windows = WindowPages(window, 400, 16)
-    cache = BlockAllocator(2048, 16, attachments=[windows])
+    cache = BlockAllocator(2048, 16, observers=[windows])
     pending = PendingReq(user_msg(1, [1] * 31_744, 1024), Limits(32_768, VOCAB_SIZE, ()), 1)
     req = cache.open(pending)
     pending.state = State.PREFILL
     peak = 0
     for end in (*range(2048, 31_744, 2048), 31_744):
         assert cache.grow(req, end)
-        peak = max(peak, len(req.pages) - req.window_start)
+        peak = max(peak, len(req.pages) - windows.start_of(req))
         req.num_computed_tokens = end
         cache.share(req)
     pending.state = State.DECODE
     for _ in range(1024):
         req.token_ids.append(1)
         assert cache.grow(req, len(req.token_ids))
-        assert len(req.pages) - req.window_start <= windows.num_steady
+        assert len(req.pages) - windows.start_of(req) <= windows.num_steady
     cache.check([req])
     assert len(req.pages) == 2048
     assert peak == windows.num_steady + 128 - 1

@@ -8,6 +8,7 @@ import pytest
 from messages.columns import pack_float32, pack_int32, unpack_float32, unpack_int32
 from messages.ring.requests import YIELDING_PRIORITY, AbortMsg, Pooling, UserMsg
 from messages.ring.steps import PooledColumns
+from scheduler_proc.computing.step.features.token_types import read_types
 from scheduler_proc.deciding.isolation import run_step, slice_rows
 from scheduler_proc.deciding.sampling.endings import NOT_FINITE
 from scheduler_proc.deciding.tasks.pooling import PoolingTask
@@ -138,6 +139,6 @@ def test_token_types_follow_from_where_second_texts_start():
     batch = bench.plan()
     assert batch is not None
     types = [int(0 < start <= position) for start in starts.values() for position in range(30)]
-    assert unpack_int32(batch.token_types).tolist() == types
-    assert unpack_int32(slice_rows(batch, 2, 3).token_types).tolist() == types[60:]
-    assert slice_rows(batch, 1, 2).token_types == b""
+    assert unpack_int32(read_types(batch)).tolist() == types
+    assert unpack_int32(read_types(slice_rows(batch, 2, 3))).tolist() == types[60:]
+    assert read_types(slice_rows(batch, 1, 2)) == b""

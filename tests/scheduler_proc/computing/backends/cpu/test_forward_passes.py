@@ -30,7 +30,7 @@ from scheduler_proc.computing.model.gated_delta_description import GatedDeltaDes
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.runner import Runner, RunnerParts, StatePool
-from scheduler_proc.computing.step.inputs import StepRows
+from scheduler_proc.computing.step.rows import StepRows
 from scheduler_proc.computing.step.shapes import StepLimits
 from tests.checkpoints import VOCAB_SIZE, build_checkpoint, make_config
 from tests.gguf_models import build_block_model
@@ -88,12 +88,16 @@ def passes_of(runner: Runner) -> CpuForwardPasses:
     return runner.forward_passes
 
 
+def captured_rows(runner: Runner) -> set[int]:
+    return {num_rows for _, num_rows in passes_of(runner).captures}
+
+
 def compare(captured: Runner, plain: Runner) -> None:
     passes_of(plain).can_capture = False
     outputs = [generate(runner, PROMPTS, 12, STAGGERED, PARAMS) for runner in (captured, plain)]
     assert outputs[0] == outputs[1]
     assert generate(captured, PROMPTS, 12, STAGGERED, PARAMS) == outputs[0]
-    assert set(passes_of(captured).captures) == {1, 2, 3, 4}
+    assert captured_rows(captured) == {1, 2, 3, 4}
     assert not passes_of(plain).captures
 
 
@@ -121,7 +125,8 @@ def load_described(model: ModelDescription) -> Runner:
     placement = Placement(torch.device("cpu"), torch.float32, quantization="int8")
     weights = make_dummy_weights(Shard(model), placement, lambda text, fraction: None)
     decoder, device = DescribedDecoder(model, weights, 96), CpuDevice()
-    limits, states = StepLimits(8, 64, 6, has_states=model.has_states), StatePool(8, 1)
+    features = frozenset({"states"} if model.has_states else ())
+    limits, states = StepLimits(8, 64, 6, features=features), StatePool(8, 1)
     cache = allocate_cache(model, 64, 16, placement, num_states=states.num_slots)
     passes = CpuForwardPasses(decoder, cache, device, limits)
     return Runner(decoder, device, passes, limits, cache.num_pages, RunnerParts(states=states))
@@ -218,13 +223,13 @@ def test_steps_with_draft_tokens_are_replayed_and_give_the_same_tokens(tmp_path:
     build_checkpoint(tmp_path, variant)
     runner = load(tmp_path, quantization="int8", block_size=PAGE_SIZE, num_pages=PLENTY)
     expected, _ = run(runner, PROMPTS, PLENTY, 4096, max_tokens=40, temperature=0.7)
-    plain = set(passes_of(runner).captures)
+    plain = captured_rows(runner)
     drafter = Recalled(expected)
     outputs, _ = run(runner, PROMPTS, PLENTY, 4096, drafter, max_tokens=40, temperature=0.7)
     assert outputs == expected
     assert min(drafter.num_right, drafter.num_wrong) > 5
     if find_kernel("embed", torch.float32) is not None:
-        assert max(passes_of(runner).captures) > max(plain) == len(PROMPTS)
+        assert max(captured_rows(runner)) > max(plain) == len(PROMPTS)
 
 
 def test_what_torch_computes_is_not_captured(tmp_path: Path) -> None:

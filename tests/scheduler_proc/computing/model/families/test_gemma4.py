@@ -132,7 +132,7 @@ def test_decode_steps_are_captured_and_layers_repeated(tmp_path: Path, variant: 
     passes = runner.forward_passes
     assert isinstance(passes, CpuForwardPasses)
     generate(runner, [list(range(20))], 3)
-    assert passes.captures.keys() == {1}
+    assert [num_rows for _, num_rows in passes.captures] == [1]
     if variant == "gemma4-shared-kv":
         assert passes.repeats is not None
         programs = [program for (first, *_), program in passes.repeats.known.items() if program and first == 3]

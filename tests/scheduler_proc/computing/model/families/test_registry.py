@@ -27,7 +27,7 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("architecture", "kind"),
     [
-        ("Glm4MoeLiteForCausalLM", "a mixture of experts"),
+        ("Qwen2AudioForConditionalGeneration", "a model of sound and text"),
         ("Qwen2VLForConditionalGeneration", "a model of images and text"),
     ],
 )

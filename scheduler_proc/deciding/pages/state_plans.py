@@ -13,14 +13,16 @@ None is required: without a free or evictable slot it is left out.
 """
 
 from array import array
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from messages.columns import INT32
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
-from scheduler_proc.deciding.pages.running_request import NO_STATE, Req
-from scheduler_proc.deciding.rows.batch_columns import Chunk
-from scheduler_proc.deciding.rows.decode_rows import DecodeRows
+from scheduler_proc.deciding.pages.resource import Resource, StepRows
+from scheduler_proc.deciding.pages.running_request import Chunk, Req
+from scheduler_proc.deciding.pages.state_slots import NO_STATE, StateSlots
+from scheduler_proc.deciding.requests import State
 
 REWRITTEN_TOKENS = 8
 """The number of tokens at the end of a prompt that the next turn may not have: many templates of reasoning models begin
@@ -40,47 +42,70 @@ class StateMove(NamedTuple):
 
 
 class StatePlan(NamedTuple):
-    """The columns of a step, as in `Batch`, and the rows that do not update their own slot in place."""
+    """A step: its decode rows, and the rows that do not update their own slot in place."""
 
-    sources: "array[int]"
-    slots: "array[int]"
+    decode_reqs: list[Req]
     moves: Mapping[Req, StateMove]
 
-    def columns(self) -> dict[str, bytes]:
-        return {"state_sources": self.sources.tobytes(), "state_slots": self.slots.tobytes()}
 
-    def overwrites(self, req: Req) -> bool:
-        """True if this step, in which `req` has a row, stores to the slot from which the request would begin again."""
-        move = self.moves.get(req)
-        stored = [req.state_slot] if move is None else [slot for _, slot in move.stores]
-        return req.state_source != NO_STATE and req.state_source in stored
-
-
-class StatePlanner:
+class StatePlanner(Resource):
     """Plans the states of steps. Its plans are committed or forgotten in their order."""
 
-    def __init__(self, cache: BlockAllocator):
-        assert cache.states is not None
+    def __init__(self, cache: BlockAllocator, slots: StateSlots):
+        cache.add_observer(self)
         self._cache = cache
-        self._slots = cache.states
+        self._slots = slots
         self._page_size = cache.page_size
-        self._is_sharing = cache.is_sharing
+        self._plans: deque[StatePlan] = deque()
+        self._keys: dict[int, list[int]] = {}
+        """By uid: a key of each full page of a prompt, which depends on the pages before it."""
 
-    def plan(self, decode: DecodeRows, chunks: Sequence[Chunk], before: StatePlan | None) -> StatePlan:
-        """Returns the plan of a step, behind the one in flight if there is one. Draft tokens must have slots."""
-        latest = {} if before is None else {req: move.stores[-1][1] for req, move in before.moves.items()}
+    def on_closed(self, req: Req) -> None:
+        self._keys.pop(req.uid, None)
+
+    def find_delay(self, req: Req, chunks: Iterable[Chunk], cache: BlockAllocator) -> int | None:
+        """Returns the request that computes up to a checkpoint from which `req` can continue."""
+        if not cache.is_sharing:
+            return None
+        first, end, size = req.num_computed_tokens, req.pending.num_reusable_tokens, self._page_size
+        for chunk in chunks:
+            other = chunk.req
+            for place in likely_places(other, size):
+                is_ahead = first <= chunk.start < place * size <= end
+                if is_ahead and self._key(other, place) == self._key(req, place):
+                    return other.uid
+        return None
+
+    def _key(self, req: Req, num_pages: int) -> int:
+        """Returns what is the same for prompts with the same first pages (at least 1), unless hashes collide.
+
+        Each page of a prompt is hashed once.
+        """
+        keys, size = self._keys.setdefault(req.uid, []), self._page_size
+        for start in range(len(keys) * size, num_pages * size, size):
+            page = req.token_ids[start : start + size].tobytes()
+            keys.append(hash((keys[-1] if keys else req.pending.salt, page)))
+        return keys[num_pages - 1]
+
+    def columns(self, rows: StepRows, chunks: Sequence[Chunk]) -> Mapping[str, bytes]:
+        """Plans a step, behind the one in flight if there is one. Draft tokens must have slots."""
+        states = self._slots.rows
+        latest = {req: move.stores[-1][1] for plan in self._plans for req, move in plan.moves.items()}
         drafts = {chunk.req: [self._slots.allocate() for _ in chunk.draft_ids] for chunk in chunks if chunk.draft_ids}
         moves: dict[Req, StateMove] = {}
-        sources = array(INT32, [latest.get(req, req.state_source) for req in decode.reqs])
-        slots = array(INT32, [req.state_slot for req in decode.reqs])
-        for row, (context_len, source) in enumerate(zip(decode.context_lens, sources, strict=True)):
+        in_decode = states.of(rows.reqs)
+        sources = array(INT32, [state.source for state in in_decode])
+        if latest:
+            sources = array(INT32, map(latest.get, rows.reqs, sources))
+        slots = array(INT32, [state.own for state in in_decode])
+        for row, (context_len, source) in enumerate(zip(rows.context_lens, sources, strict=True)):
             if source != slots[row] or not (context_len + 1) % self._page_size:
-                req, num_tokens = decode.reqs[row], context_len + 1
+                req, num_tokens = rows.reqs[row], context_len + 1
                 slots[row], allocated = self._slot_in_decode(req, num_tokens)
                 moves[req] = StateMove([(num_tokens, slots[row])], allocated)
         for chunk in chunks:
             req = chunk.req
-            source = latest.get(req, req.state_source)
+            source = latest.get(req, states[req.uid].source)
             move = self._move_draft(chunk, drafts[req]) if req in drafts else self._move_prompt(chunk, source)
             moves[req] = move
             stored = array(INT32, [NO_STATE]) * (move.stores[-1][0] - chunk.start)
@@ -88,18 +113,47 @@ class StatePlanner:
                 stored[num_tokens - chunk.start - 1] = slot
             sources.append(source)
             slots += stored
-        return StatePlan(sources, slots, moves)
+        self._plans.append(StatePlan(rows.reqs[:], moves))
+        return {"state_sources": sources.tobytes(), "state_slots": slots.tobytes()}
 
-    def commit(self, plan: StatePlan, runs: Callable[[Req], bool]) -> list[Req]:
-        """Applies a plan whose step has ended, for the requests that still run, after the results of the step.
+    def may_plan_behind(self) -> bool:
+        """False if a row of the step in flight computes again what a failed step may have left half done."""
+        return not self._plans or all(req.uid not in self._slots.suspects for req in self._plans[0].moves)
 
-        Returns those that got fewer tokens than were computed, so that their state is lost.
-        """
+    def commit(self, runs: Callable[[Req], bool], unfed: Collection[Req]) -> Iterable[Req]:
+        """Returns those that got fewer tokens than were computed, so that their state is lost."""
+        plan = self._plans.popleft()
+        if self._slots.suspects:
+            self._slots.suspects.difference_update([req.uid for req in plan.moves if req.state is State.DECODE])
         lost = [req for req, move in plan.moves.items() if runs(req) and not self._advance(req, move)]
-        self.forget(plan)
-        return lost
+        self._free(plan)
+        return [*unfed, *lost]
 
-    def forget(self, plan: StatePlan) -> None:
+    def forget(self) -> None:
+        self._free(self._plans.pop())
+
+    def suspect(self, runs: Callable[[Req], bool]) -> Iterable[Req]:
+        """Returns the rows whose state the planned steps may have overwritten.
+
+        Their states are computed again, from the last checkpoint, in steps that overwrite no state they begin from.
+        Such a step can be run again in parts if it fails, too.
+        """
+        reqs = [
+            req
+            for plan in self._plans
+            for req in (*plan.decode_reqs, *plan.moves)
+            if runs(req) and self._overwrites(plan, req)
+        ]
+        self._slots.suspects.update([req.uid for req in reqs])
+        return reqs
+
+    def _overwrites(self, plan: StatePlan, req: Req) -> bool:
+        """True if a step, in which `req` has a row, stores to the slot from which the request would begin again."""
+        move, state = plan.moves.get(req), self._slots.rows[req.uid]
+        stored = [state.own] if move is None else [slot for _, slot in move.stores]
+        return state.source != NO_STATE and state.source in stored
+
+    def _free(self, plan: StatePlan) -> None:
         """Frees the slots of a plan that no request has got."""
         for move in plan.moves.values():
             self._slots.free(move.allocated)
@@ -108,16 +162,17 @@ class StatePlanner:
     def _slot_in_decode(self, req: Req, num_tokens: int) -> tuple[int, list[int]]:
         """Returns the slot for the state after `num_tokens`: that of a checkpoint if they end a page, else its own."""
         slot = None
-        if self._is_sharing and not num_tokens % self._page_size:
-            slot = self._slots.allocate_for_checkpoint(req.rolling_page)
-        return (req.state_slot, []) if slot is None else (slot, [slot])
+        state = self._slots.rows[req.uid]
+        if self._cache.is_sharing and not num_tokens % self._page_size:
+            slot = self._slots.allocate_for_checkpoint(state.rolling_page)
+        return (state.own, []) if slot is None else (slot, [slot])
 
     def _move_draft(self, chunk: Chunk, slots: list[int]) -> StateMove:
         first, allocated = self._slot_in_decode(chunk.req, chunk.end)
         return StateMove(list(enumerate([first, *slots], chunk.end)), allocated + slots)
 
     def _move_prompt(self, chunk: Chunk, source: int) -> StateMove:
-        req, stores = chunk.req, list[tuple[int, int]]()
+        req, state, stores = chunk.req, self._slots.rows[chunk.req.uid], list[tuple[int, int]]()
         likely = [place * self._page_size for place in likely_places(req, self._page_size)]
         for num_tokens in self._places(chunk):
             slot = self._slots.allocate_for_checkpoint(is_likely=num_tokens in likely)
@@ -125,13 +180,13 @@ class StatePlanner:
                 stores.insert(0, (num_tokens, slot))
         allocated = [slot for _, slot in stores]
         if not stores or stores[-1][0] < chunk.end:
-            has_spare = source == req.state_slot and req.spare_slot != NO_STATE
-            stores.append((chunk.end, req.spare_slot if has_spare else req.state_slot))
+            has_spare = source == state.own and state.spare != NO_STATE
+            stores.append((chunk.end, state.spare if has_spare else state.own))
         return StateMove(stores, allocated, likely)
 
     def _places(self, chunk: Chunk) -> Sequence[int]:
         """Returns after which tokens of a prompt's chunk a checkpoint is wanted, the last ones first."""
-        if not self._is_sharing:
+        if not self._cache.is_sharing:
             return ()
         size, interval = self._page_size, self._slots.interval
         first, end = chunk.start // size + 1, chunk.end // size + 1
@@ -153,35 +208,36 @@ class StatePlanner:
             slots.release(req)
         if kept and move.likely is None:
             pages = [req.pages[num_tokens // self._page_size - 1] for num_tokens in kept]
-            for former in (req.rolling_page, *pages[:-1]):
+            state = slots.rows[req.uid]
+            for former in (state.rolling_page, *pages[:-1]):
                 slots.drop(former)
-            req.rolling_page = pages[-1]
+            state.rolling_page = pages[-1]
         return is_stored
 
     def _keeps(self, req: Req, num_tokens: int, slot: int, move: StateMove) -> bool:
         """Makes `slot` a checkpoint if one is possible after `num_tokens` and their last page has none."""
-        if not self._is_sharing or num_tokens % self._page_size or slot not in move.allocated:
+        if not self._cache.is_sharing or num_tokens % self._page_size or slot not in move.allocated:
             return False
         is_likely = move.likely is None or num_tokens in move.likely
-        is_kept = self._cache.keep_state(req, num_tokens, slot, is_likely=is_likely)
+        is_kept = self._slots.keep(req, num_tokens, slot, self._cache, is_likely=is_likely)
         if is_kept:
             move.allocated.remove(slot)
         return is_kept
 
     def _continue_from(self, req: Req, slot: int, move: StateMove) -> None:
         """Lets `req` continue from the state after its computed tokens, which the step has stored in `slot`."""
-        slots = self._slots
-        if slot == req.spare_slot:
-            req.state_slot, req.spare_slot = req.spare_slot, req.state_slot
-        elif slot != req.state_slot:
+        slots, state = self._slots, self._slots.rows[req.uid]
+        if slot == state.spare:
+            state.own, state.spare = state.spare, state.own
+        elif slot != state.own:
             page = None if req.num_computed_tokens % self._page_size else self._last_page(req)
             if page is not None and slots.find_slot(page) is not None:
                 slots.use(req, page)
                 return
             move.allocated.remove(slot)
-            move.allocated.append(req.state_slot)
-            req.state_slot = slot
-        slots.leave(req)
+            move.allocated.append(state.own)
+            state.own = slot
+        slots.stop_using(req)
 
     def _last_page(self, req: Req) -> int:
         return req.pages[req.num_computed_tokens // self._page_size - 1]

@@ -1,0 +1,1 @@
+"""One file per optional part of a step: its columns, its limit, and what blocks read of it."""

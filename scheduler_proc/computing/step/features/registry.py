@@ -1,0 +1,12 @@
+"""All optional parts of steps."""
+
+from typing import Any
+
+from scheduler_proc.computing.step.features.adapters import ADAPTERS
+from scheduler_proc.computing.step.features.kept_hidden import KEPT_HIDDEN
+from scheduler_proc.computing.step.features.states import STATES
+from scheduler_proc.computing.step.features.token_types import TYPES
+from scheduler_proc.computing.step.features.windows import WINDOWS
+from scheduler_proc.computing.step.inputs import StepFeature
+
+FEATURES: tuple[StepFeature[Any], ...] = (WINDOWS, STATES, KEPT_HIDDEN, ADAPTERS, TYPES)
