@@ -120,7 +120,7 @@ def test_layers_have_what_their_kind_needs_alone() -> None:
 def test_sizes_of_states() -> None:
     (mamba,) = read(MAMBA2 | {"num_hidden_layers": 1})[1].mixers
     assert [(part.shape, part.number) for part in mamba.state] == [((3, 64), "activation"), ((6, 8, 4), "float32")]
-    (conv,) = read(LFM2 | {"conv_L_cache": 4})[1].mixers
+    conv = read(LFM2 | {"conv_L_cache": 4})[1].find(ShortConvDescription)[0]
     assert [(part.shape, part.number) for part in conv.state] == [((3, 24), "activation")]
 
 
