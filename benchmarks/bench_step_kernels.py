@@ -92,7 +92,7 @@ class Kind:
         num_all = self.num_rows * self.num_tokens
         head = model.vocab_size * model.hidden_size
         num_keys = self.context + (self.num_tokens + 1) / 2
-        attention = 2 * sum(attention.query_size for attention in attentions(model)) * num_keys
+        attention = 2 * sum(attention.out_size for attention in attentions(model)) * num_keys
         return 2 * (num_all * (weight_bytes(model, 1) - head + attention) + self.num_rows * head)
 
 

@@ -19,7 +19,8 @@ from messages.ring.axes import fill_columns
 from messages.ring.steps import ROW, SAMPLED, TOKEN, Batch
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.load_runner import load_runner
-from scheduler_proc.computing.model.description import AttentionDescription, ModelDescription
+from scheduler_proc.computing.model.attention_description import AttentionDescription
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.stages import model_parameters
@@ -201,13 +202,13 @@ def kv_bytes(model: ModelDescription, itemsize: int) -> int:
 
 def state_bytes(model: ModelDescription, itemsize: int) -> int:
     """Returns the bytes of a sequence's recurrent states."""
-    parts = (part for layer in model.layers if layer.recurrent is not None for part in layer.recurrent.state)
-    return sum((4 if part.is_float32 else itemsize) * prod(part.shape) for part in parts)
+    parts = (part for mixer in model.mixers for part in mixer.state)
+    return sum((4 if part.number == "float32" else itemsize) * prod(part.shape) for part in parts)
 
 
 def attentions(model: ModelDescription) -> Sequence[AttentionDescription]:
     """Returns those of the layers that have one."""
-    return [layer.attention for layer in model.layers if layer.attention is not None]
+    return model.find(AttentionDescription)
 
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -348,7 +349,7 @@ def prefill_flop(shape: dict[str, object], num_tokens: int) -> int:
     """Returns the operations of `plan_prefill`'s step: only the last token reaches the head."""
     model = read_shape(shape, num_tokens)
     head = model.vocab_size * model.hidden_size
-    attention = 4 * sum(attention.query_size for attention in attentions(model)) * (num_tokens + 1) // 2
+    attention = 4 * sum(attention.out_size for attention in attentions(model)) * (num_tokens + 1) // 2
     return num_tokens * (2 * (weight_bytes(model, 1, 1) - head) + attention) + 2 * head
 
 
@@ -363,5 +364,5 @@ def step_bytes(shape: dict[str, object], num_rows: int, num_keys: int, weight_fo
 def step_flop(shape: dict[str, object], num_rows: int, num_keys: int) -> int:
     """Returns the operations of a decode step: two for each weight and row, and attention's two products."""
     model = read_shape(shape, num_keys)
-    attention = 4 * sum(attention.query_size for attention in attentions(model)) * num_keys
+    attention = 4 * sum(attention.out_size for attention in attentions(model)) * num_keys
     return num_rows * (2 * weight_bytes(model, 1, 1) + attention)

@@ -31,6 +31,7 @@ LARGEST_CODES = {
     "Q5_K": 31 * 63,
     "Q6_K": 32 * 128,
     "IQ4_XS": 127 * 32,
+    "TQ2_0": 2,
 }
 """The largest magnitude of a code, with the largest of its group's scale."""
 

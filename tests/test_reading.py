@@ -12,8 +12,9 @@ PARTS = PAGE.split("\n## ")[1:-1]
 """The lists: all sections except the last one."""
 LISTED = [re.findall(r"^\d+\. `([\w/]+\.py)` ", part, re.MULTILINE) for part in PARTS]
 MESSAGES, DECISIONS, OPERATIONS, MODEL = LISTED
-NOT_LISTED = "kernels/cpu/", "kernels/gpu/", "messages/config/"
-"""The kernels of devices, and the configuration."""
+BLOCKS = "scheduler_proc/computing/model/blocks/registry.py"
+NOT_LISTED = "kernels/cpu/", "kernels/gpu/", "messages/config/", BLOCKS
+"""The kernels of devices, the configuration, and the table of blocks."""
 MAX_FILES = 45
 MAX_LINES = 5_000
 

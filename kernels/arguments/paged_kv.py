@@ -6,6 +6,7 @@ L positions of a row.
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,12 @@ SCALE_DTYPE = torch.bfloat16
 
 MAX_FLOAT16 = 65504.0
 """Finite numbers that are larger are stored as this one."""
+
+
+class InPlace(NamedTuple):
+    """In place of a cache: the keys and values of the step's tokens stay next to the queries."""
+
+    num_heads: int
 
 
 @dataclass(frozen=True)
@@ -53,12 +60,6 @@ class PagedKV:
     @cached_property
     def head_dim(self) -> int:
         return self.keys.shape[2]
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """The tensors that hold a page's bytes."""
-        parts = (self.keys, self.values, self.key_scales, self.value_scales)
-        return [part for part in parts if part is not None]
 
     @cached_property
     def addresses(self) -> tuple[int | None, ...]:

@@ -16,7 +16,7 @@ from kernels.arguments.lora_slots import LoraSlots, TokenAdapters
 from kernels.arguments.packed_blocks import PackedBlocks
 from kernels.arguments.packed_forms import BLOCK, FORMS
 from kernels.arguments.packed_fp8 import PackedFp8
-from kernels.arguments.paged_kv import PagedKV
+from kernels.arguments.paged_kv import InPlace, PagedKV
 from kernels.arguments.routes import MOST_EXPERTS, Routes, Routing
 from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.cpu.addresses import address_of, addresses_of
@@ -121,17 +121,18 @@ def gelu(kernel: Kernel, x_TF: Tensor, kind: str) -> Tensor:
 def rotate_store(
     kernel: Kernel,
     heads_TAD: Tensor,
-    cache: PagedKV | None,
+    cache: PagedKV | InPlace | None,
     tables: RopeTables | None,
     positions_T: Tensor,
     slots_T: Tensor,
     norms: HeadNorms | None,
 ) -> Tensor:
-    if cache is not None and not has_kernel(cache, heads_TAD.dtype):
+    stored = cache if isinstance(cache, PagedKV) else None
+    if stored is not None and not has_kernel(stored, heads_TAD.dtype):
         return NotImplemented
-    num_kv_heads, addresses = (0, [None] * 4) if cache is None else (cache.num_heads, cache.addresses)
+    num_kv_heads = 0 if cache is None else cache.num_heads
     num_heads = heads_TAD.shape[1] - 2 * num_kv_heads
-    keys, values, key_scales, value_scales = addresses
+    keys, values, key_scales, value_scales = [None] * 4 if stored is None else stored.addresses
     cos_MX, sin_MX, query_row = tables or (None, None, 0)
     query_weight, key_weight, value_weight = [None] * 3 if norms is None else addresses_of(*norms.weights)
     arguments = kernel.arguments(
@@ -153,7 +154,7 @@ def rotate_store(
         head_dim=heads_TAD.shape[2],
         half=0 if cos_MX is None else cos_MX.shape[1],
         query_row=query_row,
-        is_float16=cache is not None and cache.keys.dtype == torch.float16,
+        is_float16=stored is not None and stored.keys.dtype == torch.float16,
         eps=0.0 if norms is None else norms.eps,
     )
     kernel.run(arguments)

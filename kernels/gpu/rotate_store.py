@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments.paged_kv import MAX_CODES, PagedKV
+from kernels.arguments.paged_kv import MAX_CODES, InPlace, PagedKV
 from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.gpu.key_blocks import scales_of
 from kernels.gpu.launch_table import find_launch
@@ -19,7 +19,7 @@ from kernels.gpu.launch_table import find_launch
 
 def rotate_store(
     heads_TAD: Tensor,
-    cache: PagedKV | None,
+    cache: PagedKV | InPlace | None,
     tables: RopeTables | None,
     positions_T: Tensor,
     slots_T: Tensor,
@@ -28,8 +28,9 @@ def rotate_store(
     num_tokens, num_all_heads, head_dim = heads_TAD.shape
     num_kv_heads = 0 if cache is None else cache.num_heads
     num_heads = num_all_heads - 2 * num_kv_heads
-    keys, values = (heads_TAD, heads_TAD) if cache is None else (cache.keys, cache.values)
-    scales = (heads_TAD, heads_TAD) if cache is None else scales_of(cache)
+    stored = cache if isinstance(cache, PagedKV) else None
+    keys, values = (heads_TAD, heads_TAD) if stored is None else (stored.keys, stored.values)
+    scales = (heads_TAD, heads_TAD) if stored is None else scales_of(stored)
     assert heads_TAD.is_contiguous()
     assert positions_T.is_contiguous()
     assert slots_T.is_contiguous()
@@ -58,7 +59,8 @@ def rotate_store(
         HAS_ROPE=tables is not None,
         HAS_NORM=norms is not None,
         HAS_VALUE_NORM=norms is not None and norms.value_weight is not None,
-        MAX_CODE=MAX_CODES[keys.dtype] if cache is not None and cache.key_scales is not None else 0.0,
+        IN_PLACE=stored is None,
+        MAX_CODE=MAX_CODES[keys.dtype] if stored is not None and stored.key_scales is not None else 0.0,
         **launch,
     )
     return heads_TAD[:, :num_heads]
@@ -87,6 +89,7 @@ def rotate_store_kernel(
     HAS_ROPE: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HAS_VALUE_NORM: tl.constexpr,
+    IN_PLACE: tl.constexpr,
     MAX_CODE: tl.constexpr,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
@@ -97,7 +100,9 @@ def rotate_store_kernel(
     program = tl.program_id(1)
     is_query = program < NUM_QUERY_PROGRAMS
     has_angle = program < NUM_QUERY_PROGRAMS + NUM_KEY_PROGRAMS
-    slot = tl.load(slots_ptr + token)
+    slot = token
+    if not IN_PLACE:
+        slot = tl.load(slots_ptr + token)
     if is_query | (slot >= 0):
         num_heads = tl.where(is_query, NUM_HEADS, NUM_KV_HEADS)
         first_head = tl.where(is_query, 0, tl.where(has_angle, NUM_HEADS, NUM_HEADS + NUM_KV_HEADS))
@@ -126,7 +131,7 @@ def rotate_store_kernel(
                 half_2 = (wide_2 * cos + wide_1 * sin).to(half_2.dtype)
         elif HAS_VALUE_NORM:
             half_1, half_2 = _norm(half_1, half_2, value_weight_ptr, eps, HEAD_DIM, X, HALF)
-        if is_query:
+        if is_query | IN_PLACE:
             if HAS_NORM or HAS_ROPE:
                 tl.store(source_ptr + offsets, half_1, mask=mask_1)
                 tl.store(source_ptr + offsets + X, half_2, mask=mask_2)

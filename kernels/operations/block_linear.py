@@ -92,10 +92,10 @@ def has_finite_scales(weight: PackedBlocks) -> bool:
     """True if no scale or minimum of a unit is NaN or infinite."""
     for form, units in _split_segments(weight):
         scales, minima, _ = units[..., : form.header_bytes].split(_header_sizes(form), dim=2)
-        if not (
-            read_numbers(scales, form.scale).isfinite().all()
-            and read_numbers(minima, NumberFormat.F16).isfinite().all()
-        ):
+        numbers = [read_numbers(scales, form.scale)]
+        if form.has_minimum:
+            numbers.append(read_numbers(minima, NumberFormat.F16))
+        if not all(bool(read.isfinite().all()) for read in numbers):
             return False
     return True
 

@@ -6,7 +6,7 @@ Shape legend: T tokens, H query heads, G key/value heads, A = H + 2 G, D head di
 import torch
 from torch import Tensor
 
-from kernels.arguments.paged_kv import PagedKV
+from kernels.arguments.paged_kv import InPlace, PagedKV
 from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.dispatch import call
 from kernels.operations.qk_norm import qk_norm_reference
@@ -17,7 +17,7 @@ from kernels.operations.store_kv import store_kv
 
 def rotate_store(
     heads_TAD: Tensor,
-    cache: PagedKV | None,
+    cache: PagedKV | InPlace | None,
     tables: RopeTables | None,
     positions_T: Tensor,
     slots_T: Tensor,
@@ -28,11 +28,11 @@ def rotate_store(
     `heads_TAD` holds query, key and value heads, or without `cache` only query heads; returns the query heads, a view
     of it. With `norms`, each head is normalized, as `rms_norm` does; then, with `tables`, queries and keys are rotated
     by the angles of `positions_T` (int32). A cache of codes gets the codes of these values (`quantized_kv.py`). The
-    keys and values in `heads_TAD` are undefined afterwards.
+    keys and values in `heads_TAD` are undefined afterwards, unless they stay `InPlace`.
     """
     num_tokens, num_all_heads, head_dim = heads_TAD.shape
     assert cache is None or num_all_heads > 2 * cache.num_heads
-    assert cache is None or (head_dim == cache.head_dim and cache.holds(heads_TAD.dtype))
+    assert not isinstance(cache, PagedKV) or (head_dim == cache.head_dim and cache.holds(heads_TAD.dtype))
     assert slots_T.dtype == torch.int64
     assert positions_T.dtype == torch.int32
     assert slots_T.shape == positions_T.shape == (num_tokens,)
@@ -44,7 +44,7 @@ def rotate_store(
 
 def rotate_store_reference(
     heads_TAD: Tensor,
-    cache: PagedKV | None,
+    cache: PagedKV | InPlace | None,
     tables: RopeTables | None,
     positions_T: Tensor,
     slots_T: Tensor,
@@ -59,6 +59,6 @@ def rotate_store_reference(
             value_TGD.copy_(rms_norm_reference(value_TGD, norms.value_weight, norms.eps, None))
     if tables is not None:
         rope(query_THD, key_TGD, tables, positions_T)
-    if cache is not None:
+    if isinstance(cache, PagedKV):
         store_kv(key_TGD, value_TGD, cache, slots_T)
     return query_THD

@@ -5,6 +5,7 @@ import pytest
 from benchmarks.model_shapes import SHAPES, kv_bytes, plan_decode, plan_prefill, read_shape, state_bytes, with_states
 from messages.columns import unpack_int32
 from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.families.registry import find_family
 from tests.kernels.gpu.cases.model_shapes import MODEL_SHAPES, ModelShape
 
@@ -13,7 +14,7 @@ from tests.kernels.gpu.cases.model_shapes import MODEL_SHAPES, ModelShape
 def test_shapes_agree(name: str) -> None:
     hf_config = HfConfig(dict(SHAPES[name.lower().replace(" ", "-").replace("gpt-2", "gpt2")]))
     config = find_family(hf_config).describe(hf_config, 1024)
-    attention = config.attentions[0]
+    attention = config.find(AttentionDescription)[0]
     assert MODEL_SHAPES[name] == ModelShape(
         attention.num_heads,
         attention.num_kv_heads,

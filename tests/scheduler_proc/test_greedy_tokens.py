@@ -254,7 +254,7 @@ def test_a_cache_of_codes_goes_through_all_that_moves_pages(tmp_path: Path):
     config = make_config(tmp_path, block_size=PAGE_SIZE, num_pages=PLENTY, kv_cache_dtype="int8")
     runner, prompts = load_runner(config, lambda text, fraction: None), some_prompts()
     assert isinstance(runner.forward_passes, CpuForwardPasses)
-    assert runner.forward_passes.cache.layers[0].keys.dtype == torch.int8
+    assert runner.forward_passes.cache.layers[0][0].keys.dtype == torch.int8
     expected, _ = run(runner, prompts, PLENTY, 4096)
     drafter = Recalled(expected)
     outputs, scheduler = run(runner, prompts, SCARCE, 64, drafter)

@@ -36,6 +36,7 @@ from messages.config.server import CacheConfig, Config, ModelFacts, SchedulingCo
 from messages.errors import SluiceError
 from scheduler_proc.computing.kv_cache.page_sizes import PageSizes, page_bytes, state_bytes
 from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.offline import no_report
 
@@ -106,7 +107,7 @@ def measure_hits(options: argparse.Namespace) -> dict[str, Any]:
 def divide_memory(gigabytes: float) -> dict[str, tuple[int, tuple[int, int] | None]]:
     """Returns the pages and states that this memory holds, by what holds a token's past."""
     model, placement = read_shape(make_shape(SHAPE), CONTEXT), Placement(torch.device("cpu"), torch.bfloat16)
-    own_bytes, num_attentions = page_bytes(model, PAGE_SIZE, placement), len(model.attentions)
+    own_bytes, num_attentions = page_bytes(model, PAGE_SIZE, placement), len(model.find(AttentionDescription))
     sizes = PageSizes(
         own_bytes,
         max_num_seqs=NUM_ROWS,

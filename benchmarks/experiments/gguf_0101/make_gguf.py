@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def is_hybrid(shape: dict[str, object]) -> bool:
     """True for Qwen3.5: its converter expects layers that predict further tokens, or a flag that there are none."""
-    return any(layer.recurrent is not None for layer in read_shape(shape, 1024).layers)
+    return read_shape(shape, 1024).has_states
 
 
 def make_tensors(shape: dict[str, object]) -> dict[str, torch.Tensor]:

@@ -121,7 +121,7 @@ def measure_steps(options: argparse.Namespace, formats: dict[str, list[str]]) ->
 def fill_cache(runner: Runner) -> int:
     """Writes random numbers to all of the cache, whose memory would else be one page of zeros; returns its bytes."""
     assert isinstance(runner.forward_passes, CpuForwardPasses)
-    tensors = [tensor for layer in runner.forward_passes.cache.stored for tensor in layer.tensors]
+    tensors = runner.forward_passes.cache.tensors
     for tensor in tensors:
         if tensor.dtype == torch.int8:
             tensor.random_(-127, 128)

@@ -107,7 +107,7 @@ INLINE void NAME(turn_heads)(const NAME(rotate_store_arguments) *of, element *in
 static void NAME(rotate_store_token)(const void *data, int64_t token) {
   const NAME(rotate_store_arguments) *of = data;
   const int64_t head_dim = of->head_dim, kv_size = of->num_kv_heads * head_dim;
-  const int64_t slot = of->slots[token], query_size = of->num_heads * head_dim;
+  const int64_t slot = of->keys ? of->slots[token] : 0, query_size = of->num_heads * head_dim;
   element *query = of->heads + token * (query_size + 2 * kv_size), *key = query + query_size;
   element *value = key + kv_size;
   const float *cosines = of->cosines ? of->cosines + of->positions[token] * of->half : 0;
@@ -115,10 +115,10 @@ static void NAME(rotate_store_token)(const void *data, int64_t token) {
   const int64_t to_query = of->query_row * of->half;
   NAME(turn_heads)(of, query, query, of->query_weight, of->num_heads, cosines + to_query, sines + to_query);
   if (slot < 0 || !kv_size) return;
-  const int is_stored_later = of->key_scales || of->is_float16;
-  element *out = is_stored_later ? key : (element *)of->keys + slot * kv_size;
+  const int stays = !of->keys || of->key_scales || of->is_float16;
+  element *out = stays ? key : (element *)of->keys + slot * kv_size;
   NAME(turn_heads)(of, key, out, of->key_weight, of->num_kv_heads, cosines, sines);
-  out = is_stored_later ? value : (element *)of->values + slot * kv_size;
+  out = stays ? value : (element *)of->values + slot * kv_size;
   NAME(turn_heads)(of, value, out, of->value_weight, of->num_kv_heads, 0, 0);
   if (of->key_scales) NAME(store_codes)(of, key, value, slot);
 #if !IS_BFLOAT16
@@ -128,7 +128,7 @@ static void NAME(rotate_store_token)(const void *data, int64_t token) {
 #endif
 }
 
-/* With no key/value heads only queries are turned. */
+/* With no key/value heads only queries are turned. Without `keys` the key and value heads stay in `heads`, as queries do. */
 PUBLIC int NAME(rotate_store)(const NAME(rotate_store_arguments) *of) {
   const int64_t num_heads = of->num_heads + 2 * of->num_kv_heads;
   run_items(of->num_tokens, of->num_tokens * num_heads * of->head_dim, NAME(rotate_store_token), of);

@@ -1,18 +1,16 @@
 """The memory of the paged KV cache and of recurrent states: how many pages there are, and the tensors.
 
-Shape legend: L layers with equal heads and numbers of pages, or with equal states, S slots (pages * page size, or state
-slots), G key/value heads, D head dimension, E embedding size.
+Shape legend: L mixers that keep parts of equal shapes, and as many pages, S slots (pages * page size, or state slots),
+E embedding size.
 """
 
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
-from kernels.arguments.state_rows import LayerState
 from kernels.formats.plain import PLAIN
 from messages.config.server import Config
 from messages.errors import BootError
@@ -20,12 +18,13 @@ from runtime.machine import CGROUP, MEMORY_INFO, available_memory_bytes
 from scheduler_proc.computing.kv_cache.kv_memory import Kind, KVMemory
 from scheduler_proc.computing.kv_cache.page_sizes import (
     PageSizes,
+    list_tensors,
     page_bytes,
     pages_per_context,
     state_bytes,
-    state_dtype,
 )
-from scheduler_proc.computing.model.description import ModelDescription, StatePart
+from scheduler_proc.computing.model.blocks.registry import BLOCKS
+from scheduler_proc.computing.model.description import CachePart, ModelDescription
 from scheduler_proc.computing.placement import Placement
 
 GIB = 2**30
@@ -37,46 +36,47 @@ LENGTH_STEP = 512
 log = logging.getLogger("sluice.kv_cache")
 
 
-class KVTensors:
-    """K and V of all layers. A page has slots in each, or in each without a window if there are window pages.
+Group = tuple[Kind, tuple[tuple[int, int], ...]]
+"""Mixers that keep parts of equal shapes in slots of the same kind: their layers, and their places in these."""
 
-    `stacks`: by the indices of layers with equal heads, their K and V, each [L, S, G, D], and the scales of both,
-    [L, S, G], if they are codes. `kv_layers`: the layer whose K and V each layer reads. `state_stacks`: by the indices
-    of layers with equal states, their parts, each [L, S, …]. `hidden`: the final hidden states of tokens, [1, S, E], if
-    they are kept. A slot that no step has written is uninitialised and may
-    hold NaN.
+
+class KVTensors:
+    """What the mixers of `model` keep. A page has slots of all mixers with a cache, or of those without a window.
+
+    `stacks`: the tensors of each group, each [L, S, …]. `hidden`: the final hidden states of tokens, [1, S, E], if they
+    are kept. A slot that no step has written is uninitialised and may hold NaN.
     """
 
     def __init__(
         self,
-        stacks: Mapping[tuple[int, ...], Sequence[Tensor]],
+        model: ModelDescription,
+        stacks: Mapping[Group, Sequence[Tensor]],
         page_size: int,
-        kv_layers: Sequence[int | None],
-        num_pages: int | None = None,
-        state_stacks: Mapping[tuple[int, ...], Sequence[Tensor]] | None = None,
-        hidden: Tensor | None = None,
+        num_pages: int,
+        hidden: Sequence[Tensor] = (),
     ):
-        self.page_size = page_size
-        self.tensors = [tensor for stack in stacks.values() for tensor in stack]
+        self.page_size, self.num_pages = page_size, num_pages
+        self.tensors: list[Tensor] = []
         """All tensors that pages consist of."""
-        self.hidden = None if hidden is None else hidden[0]
-        if hidden is not None:
-            self.tensors.append(hidden)
-        self.num_pages = self.tensors[0].shape[1] // page_size if num_pages is None else num_pages
-        stored: dict[int, PagedKV] = {}
-        for indices, stack in stacks.items():
-            for index, (key_SGD, value_SGD, *scales_SG) in zip(indices, zip(*stack, strict=True), strict=True):
-                stored[index] = PagedKV(key_SGD, value_SGD, page_size, *scales_SG)
-        self.layers = {index: stored[source] for index, source in enumerate(kv_layers) if source is not None}
-        """By layer; some may have the same."""
-        self.stored = [stored[index] for index in sorted(stored)]
-        self.state_tensors = [tensor for stack in (state_stacks or {}).values() for tensor in stack]
+        self.state_tensors: list[Tensor] = []
         """All tensors that states consist of."""
+        memory: dict[tuple[int, int], Any] = {}
+        for (kind, places), stack in stacks.items():
+            (self.state_tensors if kind == "state" else self.tensors).extend(stack)
+            for (layer, place), tensors in zip(places, zip(*stack, strict=True), strict=True):
+                block = BLOCKS[type(model.layers[layer].mixers[place])]
+                memory[layer, place] = tensors if kind == "state" else block.open_cache(tensors, page_size)
+        self.tensors += hidden
+        self.hidden = hidden[0][0] if hidden else None
         self.num_bytes = sum(tensor.nbytes for tensor in self.tensors + self.state_tensors)
-        self.states: dict[int, LayerState] = {}
-        """By layer."""
-        for indices, stack in (state_stacks or {}).items():
-            self.states |= zip(indices, zip(*stack, strict=True), strict=True)
+        self.layers = [
+            [
+                memory.get((index if mixer.kv_layer is None else mixer.kv_layer, place))
+                for place, mixer in enumerate(layer.mixers)
+            ]
+            for index, layer in enumerate(model.layers)
+        ]
+        """By layer, the memory of each mixer; some may have the same."""
 
 
 def allocate_cache(
@@ -96,53 +96,46 @@ def allocate_cache(
     if num_window_pages:
         num_bytes -= (num_pages - num_window_pages) * page_bytes(model, page_size, placement, has_window=True)
 
-    def allocate(shape: Sequence[int], dtype: torch.dtype, kind: Kind) -> Tensor:
-        if memory is None:
-            return PLAIN.allocate(tuple(shape), dtype, placement.device).stored
-        return memory.take(shape, dtype, kind)
+    num_slots: dict[Kind, int] = {
+        "page": num_pages * page_size,
+        "window page": num_window_pages * page_size,
+        "state": num_states,
+    }
+
+    def allocate(parts: Sequence[CachePart], num_layers: int, kind: Kind) -> list[Tensor]:
+        tensors = [((num_layers, num_slots[kind], *shape), dtype) for shape, dtype in list_tensors(parts, placement)]
+        if memory is not None:
+            return [memory.take(shape, dtype, kind) for shape, dtype in tensors]
+        return [PLAIN.allocate(shape, dtype, placement.device).stored for shape, dtype in tensors]
 
     try:
         if memory is not None:
             memory.map(num_pages, page_size, num_bytes, num_window_pages, num_states)
-        stacks: dict[tuple[int, ...], list[Tensor]] = {}
-        for (is_window, *heads), layers in _group_attentions(model, num_window_pages).items():
-            kind, own_pages = ("window page", num_window_pages) if is_window else ("page", num_pages)
-            shape = (len(layers), own_pages * page_size, *heads)
-            parts = [(shape, placement.kv_dtype)] * 2
-            parts += [(shape[:-1], SCALE_DTYPE)] * 2 if placement.kv_codes else []
-            stacks[tuple(layers)] = [allocate(*part, kind) for part in parts]
-        shape = (1, num_pages * page_size, model.hidden_size)
-        hidden = None if model.mtp is None else allocate(shape, placement.dtype, "page")
-        state_stacks: dict[tuple[int, ...], list[Tensor]] = {}
-        for state, layers in _group_states(model).items():
-            state_stacks[tuple(layers)] = [
-                allocate((len(layers), num_states, *part.shape), state_dtype(part, placement), "state")
-                for part in state
-            ]
+        stacks: dict[Group, list[Tensor]] = {
+            (kind, tuple(places)): allocate(parts, len(places), kind)
+            for (kind, parts), places in _group_mixers(model, num_window_pages > 0).items()
+        }
+        hidden = allocate(model.hidden, 1, "page")
     except (RuntimeError, OSError) as error:
         raise BootError(
             f"the KV cache of {num_pages:,} pages needs {num_bytes / GIB:.2f} GiB, which {placement.device} does not "
             f"give: {str(error).splitlines()[0]}; lower --num-pages or --kv-cache-memory-gb"
         ) from None
-    return KVTensors(stacks, page_size, model.kv_layers, num_pages, state_stacks, hidden)
+    return KVTensors(model, stacks, page_size, num_pages, hidden)
 
 
-def _group_attentions(model: ModelDescription, num_window_pages: int) -> Mapping[tuple[bool, int, int], list[int]]:
-    """Returns the layers that store K and V, by whether these have window pages, and by their heads."""
-    groups: dict[tuple[bool, int, int], list[int]] = defaultdict(list)
+def _group_mixers(
+    model: ModelDescription, has_window_pages: bool
+) -> Mapping[tuple[Kind, tuple[CachePart, ...]], list[tuple[int, int]]]:
+    """Returns the places of mixers that keep equal parts in slots of the same kind."""
+    groups: dict[tuple[Kind, tuple[CachePart, ...]], list[tuple[int, int]]] = defaultdict(list)
     for index, layer in enumerate(model.layers):
-        attention = layer.attention
-        if attention is not None and attention.stores_kv:
-            has_own_pages = num_window_pages > 0 and attention.window is not None
-            groups[has_own_pages, attention.num_kv_heads, attention.head_dim].append(index)
-    return groups
-
-
-def _group_states(model: ModelDescription) -> Mapping[tuple[StatePart, ...], list[int]]:
-    """Returns the recurrent layers by the parts of their states."""
-    groups: dict[tuple[StatePart, ...], list[int]] = defaultdict(list)
-    for index, recurrent in model.recurrents.items():
-        groups[recurrent.state].append(index)
+        for place, mixer in enumerate(layer.mixers):
+            if mixer.cache:
+                is_window = has_window_pages and mixer.window is not None
+                groups["window page" if is_window else "page", mixer.cache].append((index, place))
+            if mixer.state:
+                groups["state", mixer.state].append((index, place))
     return groups
 
 

@@ -5,6 +5,7 @@ states instead of K and V, which do not grow with the sequence.
 """
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -12,7 +13,7 @@ import torch
 
 from kernels.arguments.paged_kv import SCALE_DTYPE
 from messages.config.server import Config
-from scheduler_proc.computing.model.description import ModelDescription, StatePart
+from scheduler_proc.computing.model.description import CachePart, ModelDescription
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.step.features.windows import count_steady
 from scheduler_proc.computing.step.shapes import StepLimits
@@ -32,27 +33,30 @@ PAGES_TO_STATES = 2
 
 
 def page_bytes(model: ModelDescription, page_size: int, placement: Placement, has_window: bool | None = None) -> int:
-    """Returns the bytes of `page_size` tokens in all layers with K and V, or in those with (or without) a window.
+    """Returns the bytes of `page_size` tokens in the caches of all mixers, or of those with (or without) a window.
 
-    Final hidden states, if they are kept, count as a layer without one.
+    Final hidden states, if they are kept, count as one without.
     """
-    hidden = 0 if model.mtp is None or has_window else page_size * model.hidden_size * placement.dtype.itemsize
-    itemsize, scale_bytes = placement.kv_dtype.itemsize, SCALE_DTYPE.itemsize if placement.kv_codes else 0
-    return hidden + sum(
-        2 * page_size * attention.num_kv_heads * (attention.head_dim * itemsize + scale_bytes)
-        for attention in model.attentions
-        if attention.kv_layer is None and has_window in (None, attention.window is not None)
-    )
+    mixers = (mixer for mixer in model.mixers if has_window in (None, mixer.window is not None))
+    hidden = () if has_window else model.hidden
+    return page_size * _count_bytes([*(part for mixer in mixers for part in mixer.cache), *hidden], placement)
 
 
 def state_bytes(model: ModelDescription, placement: Placement) -> int:
     """Returns the bytes of a state slot, in all recurrent layers."""
-    parts = (part for recurrent in model.recurrents.values() for part in recurrent.state)
-    return sum(prod(part.shape) * state_dtype(part, placement).itemsize for part in parts)
+    return _count_bytes([part for mixer in model.mixers for part in mixer.state], placement)
 
 
-def state_dtype(part: StatePart, placement: Placement) -> torch.dtype:
-    return torch.float32 if part.is_float32 else placement.dtype
+def _count_bytes(parts: Sequence[CachePart], placement: Placement) -> int:
+    return sum(prod(shape) * dtype.itemsize for shape, dtype in list_tensors(parts, placement))
+
+
+def list_tensors(parts: Sequence[CachePart], placement: Placement) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Returns the shape of a token or state in each tensor of these parts: their values, then the scales of codes."""
+    dtypes = {"cache": placement.kv_dtype, "activation": placement.dtype, "float32": torch.float32}
+    tensors = [(part.shape, dtypes[part.number]) for part in parts]
+    with_scales = [part for part in parts if part.number == "cache" and placement.kv_codes]
+    return tensors + [(part.shape[:-1], SCALE_DTYPE) for part in with_scales]
 
 
 def pages_per_context(config: Config) -> int:

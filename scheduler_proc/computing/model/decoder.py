@@ -3,14 +3,12 @@
 Shape legend: T tokens of the step, E embedding size, N tokens with logits, V vocabulary, S slots.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from kernels.arguments.paged_kv import PagedKV
-from kernels.arguments.state_rows import LayerState
 from kernels.operations.hidden_states import store_hidden
 from scheduler_proc.computing.model.adapters import Adapters
 from scheduler_proc.computing.model.blocks.head import Head
@@ -21,12 +19,12 @@ from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.span_rows import SpanRows
 from scheduler_proc.computing.model.stages import (
     FINAL_NORM,
-    NO_STATES,
     ComputeLayers,
     EmbeddingStage,
     HeadStage,
     LayerKind,
     LayerStage,
+    Memory,
 )
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
 from scheduler_proc.computing.parallel import ALONE, ParallelGroup
@@ -56,16 +54,14 @@ class Decoder(Protocol):
     def forward(
         self,
         step: StepInputs,
-        layer_caches: Mapping[int, PagedKV],
+        memory: Memory,
         room: Activations = NEW_MEMORY,
         compute_middle: ComputeLayers | None = None,
-        states: Mapping[int, LayerState] = NO_STATES,
         hidden_SE: Tensor | None = None,
     ) -> Tensor:
-        """Returns what `logits` takes for `step.head_tokens`, [N, E], and stores all tokens' K and V in the caches.
+        """Returns what `logits` takes for `step.head_tokens`, [N, E], and stores what mixers keep of all tokens.
 
-        `layer_caches` has an entry for each layer with attention, `states` for each recurrent one. `hidden_SE` has the
-        final hidden states of tokens, if they are kept for a head of multi-token prediction.
+        `hidden_SE` has the final hidden states of tokens, if they are kept for a head of multi-token prediction.
         Results of operations, including the returned one, may be placed in `room`. `compute_middle`, if given, computes
         layers in the middle.
         """
@@ -116,15 +112,14 @@ class DescribedDecoder:
     def forward(
         self,
         step: StepInputs,
-        layer_caches: Mapping[int, PagedKV],
+        memory: Memory,
         room: Activations = NEW_MEMORY,
         compute_middle: ComputeLayers | None = None,
-        states: Mapping[int, LayerState] = NO_STATES,
         hidden_SE: Tensor | None = None,
     ) -> Tensor:
         """Returns the final hidden states of `step.head_tokens`, [N, E]; keeps those of all tokens in `hidden_SE`."""
         stream = self.embedding.begin(step, room)
-        self.layers.apply(stream, layer_caches, compute_middle, states)
+        self.layers.apply(stream, memory, compute_middle)
         hidden_TE = self.head.end(stream)
         if self.model.mtp is None:
             return hidden_TE

@@ -1,8 +1,8 @@
 """Describes a model of any family, layer by layer, as plain values. Needs no torch."""
 
-from collections.abc import Mapping
+from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Protocol
+from typing import Literal, Protocol, Self, TypeVar
 
 from messages.errors import BootError
 from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters
@@ -58,123 +58,27 @@ class NormDescription:
     replaces_stream: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttentionDescription:
-    """`qk_norm`: the norm of each query and key head, before rotation; with `norms_whole_qk`, instead, of all query
-    heads together and of all key heads together. `norms_values`: that of each value head, without a weight. Without
-    `rope` heads are not rotated. `kv_layer`: the layer whose K and V are read; this one has none of its own.
-    `shares_kv_weight`: values are the keys before their norm and rotation; a checkpoint has one weight for both.
+@dataclass(frozen=True)
+class CachePart:
+    """One tensor of what a mixer keeps: `shape` values for each token in the KV cache, or for each recurrent state.
 
-    `window`: the number of last tokens that a token attends to, itself included. `softcap`: scores become
-    softcap * tanh(score / softcap). `has_sinks`: each head has a learned logit in the denominator of its softmax.
-    `has_gate`: outputs are multiplied by the sigmoid of a linear. `is_bidirectional`: a token also attends to later
-    tokens, all of its row's step, and `window` is then that to each side; nothing is cached.
+    `number`: they have the number format of the cache, which may be codes with a scale for each vector; that of
+    activations; or float32.
     """
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    rope: RopeDescription | None = None
-    qk_norm: NormDescription | None = None
-    norms_whole_qk: bool = False
-    norms_values: bool = False
-    kv_layer: int | None = None
-    shares_kv_weight: bool = False
-    has_qkv_bias: bool = False
-    has_out_bias: bool = False
-    window: int | None = None
-    softcap: float | None = None
-    has_sinks: bool = False
-    has_gate: bool = False
-    is_bidirectional: bool = False
-
-    def __post_init__(self) -> None:
-        if self.num_heads % self.num_kv_heads != 0:
-            raise BootError(
-                f"config.json: {self.num_heads} attention heads: not a multiple of {self.num_kv_heads} key/value heads"
-            )
-        if self.rope is not None:
-            self._check_rope(self.rope)
-
-    def _check_rope(self, rope: RopeDescription) -> None:
-        rotated = self.num_rotated
-        if rotated % 2 or not 0 < rotated <= self.head_dim:
-            reason = f"rotary positions of {rotated} values per head of {self.head_dim}: an even number is needed"
-            raise BootError(f"config.json: {reason}")
-        if rope.scaling == "longrope":
-            for factors in (rope.short_factors, rope.long_factors):
-                if 2 * len(factors) != rotated:
-                    raise BootError(f"config.json: {len(factors)} rope factors, not {rotated // 2}")
-
-    @property
-    def num_rotated(self) -> int:
-        """The values of each head that are rotated, its first ones."""
-        return 0 if self.rope is None else self.rope.num_rotated(self.head_dim)
-
-    @property
-    def heads(self) -> tuple[int, int, int]:
-        """Query heads, key/value heads and values per head."""
-        return self.num_heads, self.num_kv_heads, self.head_dim
-
-    @property
-    def kind(self) -> tuple[int, int, int, int | None]:
-        """The heads and the window: a step has one plan for all layers of a kind."""
-        return *self.heads, self.window
-
-    @property
-    def stores_kv(self) -> bool:
-        return self.kv_layer is None and not self.is_bidirectional
-
-    @property
-    def query_size(self) -> int:
-        return self.num_heads * self.head_dim
-
-    @property
-    def kv_size(self) -> int:
-        return self.num_kv_heads * self.head_dim
-
-    @property
-    def qkv_size(self) -> int:
-        return self.query_size + (2 * self.kv_size if self.kv_layer is None else 0)
-
-    def room_sizes(self, hidden_size: int) -> dict[str, int]:
-        """Returns the values per token that it uses of `Activations`, except `attended`, by the names of its fields."""
-        rotated = 2 * self.kv_size if self.is_bidirectional else 0
-        return {"heads": self.qkv_size, "inner": max(self.query_size if self.has_gate else 0, rotated)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class StatePart:
-    """One tensor of a layer's recurrent state. A state has `shape` values, float32 or in the number format of
-    activations."""
 
     name: str
     shape: tuple[int, ...]
-    is_float32: bool
+    number: Literal["cache", "activation", "float32"] = "cache"
 
 
-class RecurrentDescription(Protocol):
-    """What computes a token from a state of fixed size. Descriptions of equal ones are equal."""
-
-    block: ClassVar[str]
-    """The name of the file in `blocks/` that computes it."""
-
-    @property
-    def state(self) -> tuple[StatePart, ...]:
-        """The parts of a layer's state."""
-        ...
-
-    @property
-    def out_size(self) -> int:
-        """The values per token before its output projection: its room in `Activations.attended`."""
-        ...
+class BlockDescription(Protocol):
+    """A part of a layer that `blocks/registry.py` has the computation of. Descriptions of equal ones are equal."""
 
     def room_sizes(self, hidden_size: int) -> dict[str, int]:
         """Returns the values per token that it uses of `Activations`, by the names of its fields."""
         ...
 
-    def divided(self, num_ranks: int) -> "RecurrentDescription":
+    def divided(self, num_ranks: int) -> Self:
         """Returns the part of one rank. Raises `BootError` if it cannot be divided."""
         ...
 
@@ -183,33 +87,55 @@ class RecurrentDescription(Protocol):
         ...
 
 
-class MlpDescription(Protocol):
-    """An MLP of some kind. Descriptions of equal MLPs are equal."""
+@dataclass(frozen=True, kw_only=True)
+class MixerDescription(BlockDescription):
+    """What computes a token's values from other tokens': attention of any kind, or a recurrent block.
 
-    block: ClassVar[str]
-    """The name of the file in `blocks/` that computes it."""
+    It keeps something of each token in pages, or of each sequence in state slots, or nothing. `window`: the number of
+    last tokens that a token attends to, itself included. `kv_layer`: the layer whose cache is read, which the mixer of
+    the same place there has stored; this one has none of its own.
+    """
 
-    def room_sizes(self, hidden_size: int) -> dict[str, int]:
-        """Returns the values per token that it uses of `Activations`, by the names of its fields."""
-        ...
+    window: int | None = None
+    kv_layer: int | None = None
 
-    def divided(self, num_ranks: int) -> "MlpDescription":
-        """Returns the part of one rank. Raises `BootError` if it cannot be divided."""
-        ...
+    @property
+    @abstractmethod
+    def out_size(self) -> int:
+        """The values per token before its output projection: its room in `Activations.attended`."""
 
-    def parameters(self, layer: str, hidden_size: int) -> list[Parameter]:
-        """Returns the parameters of the MLP in the layer of this name."""
-        ...
+    @property
+    def cache(self) -> tuple[CachePart, ...]:
+        """What it stores of each token."""
+        return ()
+
+    @property
+    def state(self) -> tuple[CachePart, ...]:
+        """The parts of a recurrent state."""
+        return ()
+
+    @property
+    def kind(self) -> tuple[int, int, int, int | None] | None:
+        """Query heads, key/value heads, values per head and window of attention over the cache, else `None`.
+
+        A step has one plan for all layers of a kind.
+        """
+        return None
+
+
+MlpDescription = BlockDescription
+"""An MLP of any kind, dense or of experts."""
+
+Mixer = TypeVar("Mixer", bound=MixerDescription)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DenseMlpDescription:
+class DenseMlpDescription(BlockDescription):
     """A dense MLP with `size` inner values."""
 
     size: int
     activation: Literal["gelu_tanh", "gelu", "relu2", "silu_gated", "gelu_tanh_gated", "gelu_gated"]
     has_bias: bool = False
-    block: ClassVar[str] = "dense_mlp"
 
     @property
     def is_gated(self) -> bool:
@@ -223,7 +149,7 @@ class DenseMlpDescription:
     def room_sizes(self, hidden_size: int) -> dict[str, int]:
         return {"inner": self.in_size, "gated": self.size if self.is_gated else 0}
 
-    def divided(self, num_ranks: int) -> "DenseMlpDescription":
+    def divided(self, num_ranks: int) -> Self:
         if self.size % num_ranks:
             raise BootError(
                 f"--tensor-parallel {num_ranks}: it does not divide the model's {self.size} columns of the MLP"
@@ -266,20 +192,18 @@ class ClassifierDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerDescription:
-    """Attention, a recurrent block and an MLP, of which a layer may lack some. Their outputs are added to the stream.
+    """Mixers and an MLP, of which a layer may lack some. Their outputs are added to the stream.
 
-    Attention and a recurrent block read the same input, the stream after `attention_norm`; if there are both, their
-    outputs are added together.
+    Mixers read the same input, the stream after `attention_norm`; the outputs of several are added together.
 
     The norms before them apply to what they read, the norms after them (`…_out_norm`) to their outputs; each may be
-    missing. If `is_parallel`, the MLP reads the layer's input as attention does, through its own norm or, without
-    one, through attention's. `input_size`: the number of values per token that the layer gets in addition to the stream
+    missing. If `is_parallel`, the MLP reads the layer's input as mixers do, through its own norm or, without one,
+    through theirs. `input_size`: the number of values per token that the layer gets in addition to the stream
     (`blocks/layer_inputs.py`); `input_norm` is that of what they add to it. `has_scale`: the stream is then multiplied
     by a number.
     """
 
-    attention: AttentionDescription | None = None
-    recurrent: RecurrentDescription | None = None
+    mixers: tuple[MixerDescription, ...] = ()
     mlp: MlpDescription | None = None
     attention_norm: NormDescription | None = None
     mlp_norm: NormDescription | None = None
@@ -289,6 +213,19 @@ class LayerDescription:
     input_size: int = 0
     input_norm: NormDescription | None = None
     has_scale: bool = False
+
+    @property
+    def blocks(self) -> tuple[BlockDescription, ...]:
+        return self.mixers if self.mlp is None else (*self.mixers, self.mlp)
+
+    def find(self, kind: type[Mixer]) -> Mixer | None:
+        """Returns the layer's mixer of this kind, if it has one."""
+        return next((mixer for mixer in self.mixers if isinstance(mixer, kind)), None)
+
+    def divided(self, num_ranks: int) -> "LayerDescription":
+        """Returns the part of one rank. Raises `BootError` if it cannot be divided."""
+        mixers = tuple(mixer.divided(num_ranks) for mixer in self.mixers)
+        return replace(self, mixers=mixers, mlp=self.mlp and self.mlp.divided(num_ranks))
 
 
 MTP = "mtp"
@@ -327,7 +264,7 @@ class ModelDescription:
     mtp: LayerDescription | None = None
 
     def __post_init__(self) -> None:
-        if all(layer.attention is None and layer.recurrent is None for layer in self.layers):
+        if not self.mixers:
             raise BootError("config.json: no layer has attention or a recurrent block, so no token would read others")
 
     @property
@@ -336,46 +273,37 @@ class ModelDescription:
         return -(-self.vocab_size // self.num_ranks)
 
     @property
-    def attentions(self) -> tuple[AttentionDescription, ...]:
-        """The attention of each layer that has one over the KV cache. Layers may have different heads."""
-        attentions = (layer.attention for layer in self.layers)
-        return tuple(each for each in attentions if each is not None and not each.is_bidirectional)
+    def mixers(self) -> list[MixerDescription]:
+        """The mixers of all layers, in order."""
+        return [mixer for layer in self.layers for mixer in layer.mixers]
+
+    def find(self, kind: type[Mixer]) -> list[Mixer]:
+        """Returns the mixers of this kind. They may have different sizes."""
+        return [mixer for mixer in self.mixers if isinstance(mixer, kind)]
 
     @property
-    def recurrents(self) -> Mapping[int, RecurrentDescription]:
-        """The recurrent blocks, by the index of the layer."""
-        return {index: layer.recurrent for index, layer in enumerate(self.layers) if layer.recurrent is not None}
+    def has_states(self) -> bool:
+        return any(mixer.state for mixer in self.mixers)
 
     @property
-    def kv_layers(self) -> tuple[int | None, ...]:
-        """The layer whose K and V each layer reads from the cache, mostly its own; `None` if it reads none."""
-        return tuple(
-            None
-            if layer.attention is None or layer.attention.is_bidirectional
-            else (index if layer.attention.kv_layer is None else layer.attention.kv_layer)
-            for index, layer in enumerate(self.layers)
-        )
+    def hidden(self) -> tuple[CachePart, ...]:
+        """What the model itself stores of each token: its final hidden state, for a head of multi-token prediction."""
+        return () if self.mtp is None else (CachePart("hidden", (self.hidden_size,), "activation"),)
 
     @property
-    def is_encoder(self) -> bool:
-        return any(layer.attention is not None and layer.attention.is_bidirectional for layer in self.layers)
+    def attended_size(self) -> int:
+        """The largest number of values per token that a mixer has for its output linear."""
+        return max(mixer.out_size for mixer in self.mixers)
 
     @property
     def last_storing(self) -> int:
         """The last layer in which tokens read others': of later ones only the head's tokens are needed."""
-        if self.is_encoder:
-            return len(self.layers) - 1
-        return max({index for index in self.kv_layers if index is not None} | self.recurrents.keys())
-
-    @property
-    def attended_size(self) -> int:
-        """The largest number of values per token that attention or a recurrent block has for its output linear."""
-        outs = [layer.attention.query_size for layer in self.layers if layer.attention is not None]
-        return max(outs + [recurrent.out_size for recurrent in self.recurrents.values()])
+        own = (any(mixer.kv_layer is None for mixer in layer.mixers) for layer in self.layers)
+        return max(index for index, has_own in enumerate(own) if has_own)
 
     def with_mtp(self) -> "ModelDescription":
-        """Returns the model with a head of multi-token prediction, whose layer is like the last one that attends."""
-        layer = next(layer for layer in reversed(self.layers) if layer.attention is not None)
+        """Returns the model with a head of multi-token prediction, whose layer is like the last one with a cache."""
+        layer = next(layer for layer in reversed(self.layers) if any(mixer.cache for mixer in layer.mixers))
         return replace(self, mtp=layer)
 
     @property

@@ -2,10 +2,10 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal, Self
 
 from messages.errors import BootError
-from scheduler_proc.computing.model.description import DenseMlpDescription, NormDescription
+from scheduler_proc.computing.model.description import BlockDescription, DenseMlpDescription, NormDescription
 from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, Split
 
 MOST_EXPERTS = 1024
@@ -13,7 +13,7 @@ MOST_EXPERTS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpertMlpDescription:
+class ExpertMlpDescription(BlockDescription):
     """Experts of `size` inner values, of which a router chooses `num_chosen` for each token; gated except with `relu2`.
 
     `is_renormalized`, `score`, the numbers of groups and `share_scale` are those of `kernels.arguments.routes.Routing`;
@@ -39,7 +39,6 @@ class ExpertMlpDescription:
     swiglu_limit: float = 7.0
     has_bias: bool = False
     has_scales: bool = False
-    block: ClassVar[str] = "expert_mlp"
 
     def __post_init__(self) -> None:
         if self.num_experts > MOST_EXPERTS:
@@ -76,7 +75,7 @@ class ExpertMlpDescription:
         shared = self.shared.room_sizes(hidden_size) if self.shared else {}
         return {name: max(size, shared.get(name, 0)) for name, size in own.items()}
 
-    def divided(self, num_ranks: int) -> "ExpertMlpDescription":
+    def divided(self, num_ranks: int) -> Self:
         """Each rank has a part of the inner values of every expert, and the whole router."""
         if self.size % num_ranks:
             raise BootError(
@@ -118,7 +117,7 @@ SIDE_NORMS = ("router_norm", "experts_norm", "experts_out_norm", "dense_norm", "
 
 
 @dataclass(frozen=True, kw_only=True)
-class DenseAndExpertsDescription:
+class DenseAndExpertsDescription(BlockDescription):
     """A dense MLP and experts side by side, as in Gemma 4. The sum of their outputs is the output.
 
     They read the residual stream, each through a norm of its own, as does the router, and each output has a norm. The
@@ -128,13 +127,12 @@ class DenseAndExpertsDescription:
     dense: DenseMlpDescription
     experts: ExpertMlpDescription
     norm: NormDescription
-    block: ClassVar[str] = "dense_and_experts"
 
     def room_sizes(self, hidden_size: int) -> dict[str, int]:
         sizes = Counter(self.dense.room_sizes(hidden_size)) | Counter(self.experts.room_sizes(hidden_size))
         return {**sizes, "beside": hidden_size}
 
-    def divided(self, num_ranks: int) -> "DenseAndExpertsDescription":
+    def divided(self, num_ranks: int) -> Self:
         return replace(self, dense=self.dense.divided(num_ranks), experts=self.experts.divided(num_ranks))
 
     def parameters(self, layer: str, hidden_size: int) -> list[Parameter]:

@@ -1,15 +1,15 @@
 """Describes Gated DeltaNet as plain values. Needs no torch."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Self
 
 from messages.errors import BootError
-from scheduler_proc.computing.model.description import StatePart
+from scheduler_proc.computing.model.description import CachePart, MixerDescription
 from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatedDeltaDescription:
+class GatedDeltaDescription(MixerDescription):
     """Queries, keys and values pass a convolution of `num_taps`; each value head has a matrix, and a gate after it.
 
     Successive value heads have the same key head. With `has_tiled_heads`, as in GGUF, successive ones have successive
@@ -23,7 +23,6 @@ class GatedDeltaDescription:
     num_taps: int
     norm_eps: float
     has_tiled_heads: bool = False
-    block: ClassVar[str] = "gated_delta"
 
     def __post_init__(self) -> None:
         if self.num_value_heads % self.num_key_heads:
@@ -42,16 +41,16 @@ class GatedDeltaDescription:
         return 2 * self.num_key_heads * self.key_size + self.out_size
 
     @property
-    def state(self) -> tuple[StatePart, ...]:
+    def state(self) -> tuple[CachePart, ...]:
         return (
-            StatePart(name="tail", shape=(self.num_taps - 1, self.conv_size), is_float32=False),
-            StatePart(name="matrix", shape=(self.num_value_heads, self.key_size, self.value_size), is_float32=True),
+            CachePart("tail", (self.num_taps - 1, self.conv_size), "activation"),
+            CachePart("matrix", (self.num_value_heads, self.key_size, self.value_size), "float32"),
         )
 
     def room_sizes(self, hidden_size: int) -> dict[str, int]:
         return {"inner": self.conv_size + self.out_size, "gated": self.conv_size, "heads": 2 * self.num_value_heads}
 
-    def divided(self, num_ranks: int) -> "GatedDeltaDescription":
+    def divided(self, num_ranks: int) -> Self:
         """Ranks have a part of the value heads with their key heads: tiled ones, some of each key head."""
         num_key_heads, num_value_heads = self.num_key_heads, self.num_value_heads
         num_units = num_value_heads // num_key_heads if self.has_tiled_heads else num_key_heads

@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass, replace
 from math import inf
-from typing import ClassVar
+from typing import Self
 
 from messages.errors import BootError
-from scheduler_proc.computing.model.description import StatePart
+from scheduler_proc.computing.model.description import CachePart, MixerDescription
 from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
-class MambaDescription:
+class MambaDescription(MixerDescription):
     """Mamba-2 (arXiv:2405.21060). Each head has a matrix of `head_dim` values by `state_size`.
 
     One linear makes gates, values, B and C of each group of heads, and time steps. Values, B and C pass a convolution
@@ -29,7 +29,6 @@ class MambaDescription:
     has_conv_bias: bool = True
     has_bias: bool = False
     time_limits: tuple[float, float] = (0.0, inf)
-    block: ClassVar[str] = "mamba"
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_groups:
@@ -50,16 +49,16 @@ class MambaDescription:
         return self.out_size + self.conv_size + self.num_heads
 
     @property
-    def state(self) -> tuple[StatePart, ...]:
+    def state(self) -> tuple[CachePart, ...]:
         return (
-            StatePart(name="tail", shape=(self.num_taps - 1, self.conv_size), is_float32=False),
-            StatePart(name="matrix", shape=(self.num_heads, self.head_dim, self.state_size), is_float32=True),
+            CachePart("tail", (self.num_taps - 1, self.conv_size), "activation"),
+            CachePart("matrix", (self.num_heads, self.head_dim, self.state_size), "float32"),
         )
 
     def room_sizes(self, hidden_size: int) -> dict[str, int]:
         return {"heads": self.in_size, "inner": self.conv_size}
 
-    def divided(self, num_ranks: int) -> "MambaDescription":
+    def divided(self, num_ranks: int) -> Self:
         """Each rank has whole groups of heads."""
         if self.num_groups % num_ranks:
             raise BootError(

@@ -7,13 +7,10 @@ model has computed the token; so it can draft the next one.
 Shape legend: T tokens of the step, E embedding size, N tokens with logits, S slots.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import Tensor
 
-from kernels.arguments.paged_kv import PagedKV
-from kernels.arguments.state_rows import LayerState
 from kernels.operations.hidden_states import store_hidden
 from scheduler_proc.computing.model.adapters import Adapters
 from scheduler_proc.computing.model.blocks.mtp_inputs import MtpInputs
@@ -24,10 +21,10 @@ from scheduler_proc.computing.model.decoder import DescribedDecoder
 from scheduler_proc.computing.model.description import MTP, ModelDescription
 from scheduler_proc.computing.model.stages import (
     FINAL_NORM,
-    NO_STATES,
     ComputeLayers,
     HeadStage,
     LayerStage,
+    Memory,
     begin_stream,
 )
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
@@ -65,10 +62,9 @@ class MtpDecoder:
     def forward(
         self,
         step: StepInputs,
-        layer_caches: Mapping[int, PagedKV],
+        memory: Memory,
         room: Activations = NEW_MEMORY,
         compute_middle: ComputeLayers | None = None,
-        states: Mapping[int, LayerState] = NO_STATES,
         hidden_SE: Tensor | None = None,
     ) -> Tensor:
         """Returns the hidden states of `step.head_tokens`, [N, E], and keeps them in the slots of `KEPT_HIDDEN`."""
@@ -78,7 +74,7 @@ class MtpDecoder:
         embedded_TE = self._embedding(step, room.normed)
         residual_TE = self._inputs(step, embedded_TE, hidden_SE, room.residual)
         stream = begin_stream(self.model, residual_TE, StepRows(step), room)
-        self._layers.apply(stream, layer_caches, compute_middle)
+        self._layers.apply(stream, memory, compute_middle)
         hidden_NE = self.head.end(stream)
         store_hidden(hidden_NE, slots_N if step.all_go_to_head else slots_N[step.head_tokens], hidden_SE)
         return hidden_NE

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.parameters import ByRows, Parameter
 
@@ -20,10 +21,9 @@ MAX_DISTANCE = 128
 
 
 def bias_parameters(model: ModelDescription) -> list[Parameter]:
-    heads = {layer.attention.num_heads for layer in model.layers if layer.attention is not None}
     if not model.num_buckets:
         return []
-    (num_heads,) = heads
+    (num_heads,) = {attention.num_heads for attention in model.find(AttentionDescription)}
     return [Parameter(POSITION_BIAS, (num_heads, model.num_buckets), "float32", ByRows(((num_heads, 1),)))]
 
 

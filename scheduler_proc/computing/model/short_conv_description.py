@@ -1,34 +1,33 @@
 """Describes a gated short convolution (LFM2) as plain values. Needs no torch."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Self
 
 from messages.errors import BootError
-from scheduler_proc.computing.model.description import StatePart
+from scheduler_proc.computing.model.description import CachePart, MixerDescription
 from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShortConvDescription:
+class ShortConvDescription(MixerDescription):
     """A convolution over `num_taps` tokens of `size` channels. One linear makes B, C and x; y = C * conv(B * x)."""
 
     size: int
     num_taps: int
     has_bias: bool = False
-    block: ClassVar[str] = "short_conv"
 
     @property
     def out_size(self) -> int:
         return self.size
 
     @property
-    def state(self) -> tuple[StatePart, ...]:
-        return (StatePart(name="tail", shape=(self.num_taps - 1, self.size), is_float32=False),)
+    def state(self) -> tuple[CachePart, ...]:
+        return (CachePart("tail", (self.num_taps - 1, self.size), "activation"),)
 
     def room_sizes(self, hidden_size: int) -> dict[str, int]:
         return {"heads": 3 * self.size}
 
-    def divided(self, num_ranks: int) -> "ShortConvDescription":
+    def divided(self, num_ranks: int) -> Self:
         if self.size % num_ranks:
             raise BootError(f"--tensor-parallel {num_ranks}: it does not divide {self.size} channels of a convolution")
         return replace(self, size=self.size // num_ranks)

@@ -5,16 +5,15 @@ A stage pops its own weights alone, and passes the residual stream on to the nex
 Shape legend: T tokens of the step, E embedding size, A values of all query heads, N tokens with logits, V vocabulary.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.arguments.paged_kv import PagedKV
-from kernels.arguments.rows import RopeTables
-from kernels.arguments.state_rows import LayerState
 from scheduler_proc.computing.model.adapters import Adapters
+from scheduler_proc.computing.model.blocks.context import BlockContext
 from scheduler_proc.computing.model.blocks.embedding import Embedding, embedding_parameters
 from scheduler_proc.computing.model.blocks.head import Head, head_parameters
 from scheduler_proc.computing.model.blocks.layer import Layer, Stream, layer_parameters
@@ -22,7 +21,7 @@ from scheduler_proc.computing.model.blocks.layer_inputs import LayerInputs, inpu
 from scheduler_proc.computing.model.blocks.mtp_inputs import mtp_parameters
 from scheduler_proc.computing.model.blocks.norm import Norm, norm_parameters
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_tensor
-from scheduler_proc.computing.model.description import LayerDescription, ModelDescription, RopeDescription
+from scheduler_proc.computing.model.description import LayerDescription, ModelDescription
 from scheduler_proc.computing.model.parameters import Parameter
 from scheduler_proc.computing.model.position_biases import POSITION_BIAS, bias_parameters, spread_buckets
 from scheduler_proc.computing.model.rope_tables import make_rope_tables
@@ -39,7 +38,8 @@ FINAL_NORM = "final_norm"
 LayerKind = tuple[LayerDescription, tuple[str, ...]]
 """A description and the formats of the weights: layers of one kind compute the same on different weights."""
 
-NO_STATES: Mapping[int, LayerState] = MappingProxyType({})
+Memory = Sequence[Sequence[Any]]
+"""By layer, what each of its mixers keeps of tokens: `Mixer` in `blocks/layer.py`."""
 
 ComputeLayers = Callable[[Callable[[int], None], Sequence[int]], None]
 """Computes the layers with these places in their stage, in order, with the given function for one layer."""
@@ -122,27 +122,24 @@ class LayerStage:
     ):
         self._model, self._indices = model, layers
         device = next(iter(weights.values())).stored.device
-        tables: dict[tuple[RopeDescription | None, int], RopeTables | None] = {}
         bias_HX = spread_buckets(pop_tensor(weights, POSITION_BIAS)) if model.num_buckets else None
+        rope_tables = cache(partial(make_rope_tables, num_positions=max_model_len, device=device))
+        context = BlockContext(parallel, rope_tables, bias_HX)
         self._layers: list[Layer] = []
         self.kinds: list[LayerKind] = []
         for index in layers:
             layer = model.layers[index]
-            rope, head_dim = (layer.attention.rope, layer.attention.head_dim) if layer.attention else (None, 0)
-            if (rope, head_dim) not in tables:
-                tables[rope, head_dim] = rope and make_rope_tables(rope, head_dim, max_model_len, device)
             names = [parameter.name for parameter in layer_parameters(f"layers.{index}", layer, model.hidden_size)]
             self.kinds.append((layer, tuple(weights[name].format.name for name in names if name in weights)))
-            self._layers.append(Layer(index, layer, weights, tables[rope, head_dim], parallel, bias_HX))
+            self._layers.append(Layer(index, layer, weights, context))
 
     def apply(
         self,
         stream: Stream,
-        layer_caches: Mapping[int, PagedKV],
+        memory: Memory,
         compute_middle: ComputeLayers | None = None,
-        states: Mapping[int, LayerState] = NO_STATES,
     ) -> None:
-        """Applies the layers to the stream; caches and states are by the layers' indices in the model.
+        """Applies the layers to the stream; `memory` is that of all layers of the model.
 
         `compute_middle` gets the layers between the first one, the last one that stores anything, and the last one.
         After the one that stores, the stream has only the head's tokens, if `step.head_rows` are known and the final
@@ -157,8 +154,7 @@ class LayerStage:
             if index > narrow_at and not len(stream.residual):
                 return
             is_narrow = index == narrow_at and not (keeps_all or step.all_go_to_head)
-            cache, state = layer_caches.get(index), states.get(index, ())
-            self._layers[place].apply(stream, cache, state, is_narrow=is_narrow)
+            self._layers[place].apply(stream, memory[index], is_narrow=is_narrow)
             if is_narrow and index < model_last:
                 stream.rows, stream.attended = rows.at_head(), stream.attended[: len(stream.residual)]
 

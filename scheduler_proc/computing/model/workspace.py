@@ -36,7 +36,7 @@ class Activations:
     gated: Tensor | None = None
     """[T, F]; `None` if no MLP is gated."""
     beside: Tensor | None = None
-    """[T, E]; `None` if no layer has experts next to its MLP, or a recurrent block next to attention."""
+    """[T, E]; `None` if no layer has experts next to its MLP, or several mixers."""
     layer_inputs: Tensor | None = None
     """[T, values of all layers]; `None` if layers have no inputs of their own."""
     copies: Tensor | None = None
@@ -56,7 +56,7 @@ NEW_MEMORY = Activations()
 
 
 class LayerRows(NamedTuple):
-    """The rows of a step as attention and recurrent blocks get them, with memory for their results.
+    """The rows of a step as mixers get them, with memory for their results.
 
     With `narrow`, the update of the residual stream covers only those rows, and is in that room.
     """
@@ -85,18 +85,17 @@ class Workspace:
         def room(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return empty_huge((max_tokens, *shape), dtype)
 
-        sizes = Counter[str]()
+        sizes = Counter(attended=model.attended_size)
         for layer in model.layers:
-            for block in filter(None, (layer.attention, layer.recurrent, layer.mlp)):
+            for block in layer.blocks:
                 sizes |= Counter(block.room_sizes(model.hidden_size))
-            if layer.attention is not None and layer.recurrent is not None:
+            if len(layer.mixers) > 1:
                 sizes |= Counter(beside=model.hidden_size)
         if num_inputs := model.layer_inputs_size:
             sizes |= Counter(layer_inputs=num_inputs, inner=num_inputs, gated=num_inputs)
         self._activations = Activations(
             residual=room(model.hidden_size),
             normed=room(model.hidden_size),
-            attended=room(model.attended_size),
             update=room(model.hidden_size),
             routes=room(sizes.pop("routes"), dtype=torch.int32) if "routes" in sizes else None,
             **{name: room(size) for name, size in sizes.items()},

@@ -16,8 +16,8 @@ from transformers import AttentionInterface
 from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.paged_kv import PagedKV
 from kernels.operations.rotate_store import rotate_store
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.blocks.attention import attend
-from scheduler_proc.computing.model.description import AttentionDescription
 from scheduler_proc.computing.step.features.windows import windowed
 from scheduler_proc.computing.step.inputs import StepInputs
 
@@ -68,6 +68,7 @@ class PagedAttention:
         heads_TAD, step = torch.cat(parts, dim=1), self._step if attention.window is None else windowed(self._step)
         query_THD = rotate_store(heads_TAD, cache, None, step.positions, step.slots)
         out_THD = torch.empty(query_THD.shape, dtype=query_THD.dtype, device=query_THD.device)
+        assert attention.kind is not None
         attend(query_THD, step, cache, attention.kind, options, out_THD)
         return out_THD[None, :, :, : value_1GTD.shape[3]]
 

@@ -5,18 +5,16 @@ The rows of a step are one sequence for it, with the positions of each token; on
 Shape legend: N tokens with logits, V vocabulary.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.arguments.paged_kv import PagedKV
-from kernels.arguments.state_rows import LayerState
 from scheduler_proc.computing.model.adapters import Adapters
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.blocks.pooler import Pooler
 from scheduler_proc.computing.model.description import ModelDescription
-from scheduler_proc.computing.model.stages import NO_STATES, ComputeLayers, LayerKind
+from scheduler_proc.computing.model.stages import ComputeLayers, LayerKind, Memory
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
 from scheduler_proc.computing.parallel import ALONE
 from scheduler_proc.computing.step.inputs import StepInputs
@@ -44,14 +42,13 @@ class TransformersDecoder:
     def forward(
         self,
         step: StepInputs,
-        layer_caches: Mapping[int, PagedKV],
+        memory: Memory,
         room: Activations = NEW_MEMORY,
         compute_middle: ComputeLayers | None = None,
-        states: Mapping[int, LayerState] = NO_STATES,
         hidden_SE: Tensor | None = None,
     ) -> Tensor:
         """Returns the logits of `step.head_tokens`, [N, V]: a model may scale or cap them after its head."""
-        with attention_by(PagedAttention(step, self.model.attentions, list(layer_caches.values()))):
+        with attention_by(PagedAttention(step, self.model.find(AttentionDescription), [cache for (cache,) in memory])):
             output = self._module(
                 input_ids=step.token_ids[None].long(),
                 position_ids=step.positions[None].long(),

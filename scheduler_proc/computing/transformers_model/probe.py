@@ -1,6 +1,7 @@
 """Finds out how a model of transformers calls attention: its heads, windows and options, and what no kernel here has.
 
 Transformers gives attention a mask, and a window only as an argument for some of its own kernels. So the window is read
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from the function that would make the mask.
 
 Shape legend: T tokens, H query heads, G key/value heads, D values per head, Q queries, K keys.
@@ -15,8 +16,8 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from messages.errors import BootError
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.description import (
-    AttentionDescription,
     LayerDescription,
     ModelDescription,
     NormDescription,
@@ -123,7 +124,7 @@ def describe(module: Any, calls: list[AttentionCall]) -> ModelDescription:
     return ModelDescription(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        layers=tuple(LayerDescription(attention=call.attention) for call in calls),
+        layers=tuple(LayerDescription(mixers=(call.attention,)) for call in calls),
         final_norm=NormDescription(kind="rms", size=config.hidden_size, eps=0.0),
     )
 

@@ -1,6 +1,7 @@
 """The Triton kernels on a cache of fp8 codes, against their references and what the codes stand for in float64."""
 
 from collections import Counter
+from operator import attrgetter
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from kernels.operations.paged_decode import paged_decode
 from kernels.operations.paged_prefill import paged_prefill
 from kernels.operations.rotate_store import rotate_store, rotate_store_reference
 from tests.kernels.cases import Shape, assert_close, make_paged_case, with_codes
+
+parts_of = attrgetter("keys", "values", "key_scales", "value_scales")
 
 FP8 = torch.float8_e4m3fn
 CASES = [
@@ -108,10 +111,10 @@ def test_storing(shape: tuple[int, int, int], has_rope: bool, dtype: torch.dtype
     arguments = (rope if has_rope else None, positions, slots, norms if has_rope else None)
     rotate_store_reference(heads.clone(), expected, *arguments)
     rotate_store(heads, cache, *arguments)
-    for mine, theirs in zip(cache.tensors[2:], expected.tensors[2:], strict=True):
+    for mine, theirs in zip(parts_of(cache)[2:], parts_of(expected)[2:], strict=True):
         torch.testing.assert_close(mine, theirs, rtol=2**-7 if has_rope else 0, atol=0, equal_nan=True)
         assert bool(mine[3].isnan().all())
-    for mine, theirs in zip(cache.tensors[:2], expected.tensors[:2], strict=True):
+    for mine, theirs in zip(parts_of(cache)[:2], parts_of(expected)[:2], strict=True):
         finite = [slot for slot in range(20) if slot != 3]
         mine, theirs = mine.float()[finite], theirs.float()[finite]
         # A rotation that was rounded differently may move a number to the next code, an eighth away.

@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 import torch
 
-from kernels.arguments.paged_kv import PagedKV
+from kernels.arguments.paged_kv import InPlace, PagedKV
 from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.operations.rotate_store import rotate_store, rotate_store_reference
 from tests.kernels.cases import assert_close
@@ -72,6 +72,21 @@ def test_values_have_a_norm_and_queries_may_be_alone(dtype: torch.dtype, device:
     assert_close(caches[1], caches[0], dtype)
     assert_close(rotate_store(alone, None, rope, positions, slots, norms), expected, dtype)
     assert backend["rotate_store"] == 2
+
+
+@pytest.mark.parametrize("has_norms", [True, False])
+def test_without_a_cache_keys_and_values_stay_in_place(has_norms: bool, device: str, backend: Counter[str]) -> None:
+    heads = torch.randn(3, 4 + 2 * 2, 64, generator=torch.Generator().manual_seed(3)).to(device)
+    angles = (torch.rand(NUM_POSITIONS, 32, generator=torch.Generator().manual_seed(4)) * 6).to(device)
+    weights = torch.randn(3, 64, generator=torch.Generator().manual_seed(5)).to(device)
+    positions = torch.tensor([39, 0, 7], dtype=torch.int32, device=device)
+    rope, norms = RopeTables(angles.cos(), angles.sin()), HeadNorms(weights[0], weights[1], 1e-2, weights[2])
+    arguments = InPlace(2), rope, positions, torch.full((3,), -1, device=device), norms if has_norms else None
+    expected = heads.clone()
+    rotate_store_reference(expected, *arguments)
+    rotate_store(heads, *arguments)
+    assert_close(heads, expected, torch.float32)
+    assert backend["rotate_store"] == 1
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])

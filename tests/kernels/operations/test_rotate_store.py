@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
+from kernels.arguments.paged_kv import SCALE_DTYPE, InPlace, PagedKV
 from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.operations.rotate_store import rotate_store, rotate_store_reference
 from tests.kernels.cases import DEVICES, assert_close
@@ -135,6 +135,21 @@ def test_queries_alone_are_those_with_keys(dtype: torch.dtype, device: str) -> N
     query = rotate_store(alone, None, tables, positions, slots, norms)
     assert query.data_ptr() == alone.data_ptr()
     assert torch.equal(query, expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_norms", [True, False])
+def test_without_a_cache_keys_and_values_stay_in_place(has_norms: bool, dtype: torch.dtype, device: str) -> None:
+    """They have the bits that a cache would get, and slots are not read."""
+    heads, tables, positions, slots = make_inputs(4, 2, 64, dtype, device)
+    weights = torch.randn(3, 64, generator=torch.Generator().manual_seed(2)).to(dtype).to(device)
+    norms = HeadNorms(weights[0], weights[1], 1e-2, weights[2]) if has_norms else None
+    cache, every = empty_cache(2, 64, dtype, device), torch.arange(5, device=device)
+    expected = rotate_store(heads.clone(), cache, tables, positions, every, norms)
+    query = rotate_store(heads, InPlace(2), tables, positions, torch.full_like(slots, -1), norms)
+    assert query.data_ptr() == heads.data_ptr()
+    assert torch.equal(heads, torch.cat((expected, cache.keys[:5], cache.values[:5]), 1))
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -16,6 +16,7 @@ from scheduler_proc.computing.backends.cpu import cores
 from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.device import Fetched
 from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.runner import Runner
@@ -107,7 +108,7 @@ def embedding_of(decoder: Decoder) -> torch.Tensor:
 
 def cache_bytes(runner: Runner) -> int:
     assert isinstance(runner.forward_passes, CpuForwardPasses)
-    return sum(part.nbytes for layer in runner.forward_passes.cache.stored for part in layer.tensors)
+    return sum(part.nbytes for part in runner.forward_passes.cache.tensors)
 
 
 @pytest.mark.parametrize(("variant", "overrides", "num_ranks", "flags"), DIVIDED)
@@ -178,7 +179,7 @@ def test_a_rank_has_its_part_of_weights_and_cache_and_no_more(tmp_path: Path) ->
     with ranks_of(tmp_path, 2, tmp_path / "ranks") as runners:
         for rank, runner in enumerate(runners):
             model = decoder_of(runner).model
-            assert model.attentions[0].heads[:2] == (2, 1)
+            assert model.find(AttentionDescription)[0].heads[:2] == (2, 1)
             assert model.layers[0].mlp.room_sizes(64) == {"inner": 88, "gated": 44}
             whole, part = (embedding_of(decoder_of(one)) for one in (alone, runner))
             assert torch.equal(part, whole.chunk(2)[rank])

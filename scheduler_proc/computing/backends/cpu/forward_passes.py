@@ -134,8 +134,8 @@ class CpuForwardPasses:
         activations = self._workspace.activations(len(step.token_ids))
         repeats = self.repeats if activations.residual is not None else None
         compute_middle = None if repeats is None else repeats.compute
-        kept = self.cache.states, self.cache.hidden
-        hidden_NE = self._decoder.forward(step, self.cache.layers, activations, compute_middle, *kept)
+        cache = self.cache
+        hidden_NE = self._decoder.forward(step, cache.layers, activations, compute_middle, cache.hidden)
         slots_S, slots_Q = head_slots(step, num_sampled)
         logits_SV = self._decoder.logits(hidden_NE[:num_sampled], self._workspace.logits(num_sampled), slots_S)
         return Forwarded(logits_SV, hidden_NE[num_sampled:], columns, head_slots=slots_Q)
@@ -174,8 +174,7 @@ class CpuForwardPasses:
         draws = [self._draws[name][:num_rows] for name in DRAW_COLUMNS]
 
         def compute() -> tuple[Forwarded, Tensor]:
-            kept = self.cache.states, self.cache.hidden
-            hidden_RE = self._decoder.forward(step, self.cache.layers, activations, None, *kept)
+            hidden_RE = self._decoder.forward(step, self.cache.layers, activations, None, self.cache.hidden)
             logits_RV = self._decoder.logits(hidden_RE, room_RV)
             return Forwarded(logits_RV, hidden_RE[num_rows:], sampling), draw(logits_RV, *draws)
 

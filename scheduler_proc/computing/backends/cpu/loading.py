@@ -58,9 +58,8 @@ class CpuRunnerFactory:
 
 
 def _tensors(cache: KVTensors) -> list[Tensor]:
-    kept = [] if cache.hidden is None else [cache.hidden]
-    return [part for layer in cache.stored for part in layer.tensors] + kept
+    return [part for stack in cache.tensors for part in stack]
 
 
 def _states(cache: KVTensors) -> list[Tensor]:
-    return [part for state in cache.states.values() for part in state]
+    return [part for stack in cache.state_tensors for part in stack]

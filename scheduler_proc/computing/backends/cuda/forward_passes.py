@@ -122,5 +122,4 @@ class GpuForwardPasses:
         """Returns what the head reads, [N, E]."""
         if step.num_decode_rows and self.last_tokens is not None:
             take_tokens(step.token_ids, step.future_token_indices, self.last_tokens)
-        kept = {"states": self.cache.states, "hidden_SE": self.cache.hidden}
-        return self._decoder.forward(step, self.cache.layers, **kept)
+        return self._decoder.forward(step, self.cache.layers, hidden_SE=self.cache.hidden)

@@ -12,6 +12,7 @@ from scheduler_proc.computing.model.blocks.embedding import TOKENS
 from scheduler_proc.computing.model.blocks.head import HEAD
 from scheduler_proc.computing.model.description import MTP, ModelDescription
 from scheduler_proc.computing.model.families.family import HEAD_NAME, Family, Source
+from scheduler_proc.computing.model.gated_delta_description import GatedDeltaDescription
 from scheduler_proc.computing.model.parameters import Parameter
 from scheduler_proc.computing.model.stages import model_parameters
 
@@ -97,7 +98,7 @@ def _add_linear(targets: Targets, parameter: Parameter, sources: Sequence[Source
 
 def _reason_against(model: ModelDescription, linear: str) -> str | None:
     """Returns why no adapter may update a linear layer: a GGUF file may have value heads in an order of its own."""
-    is_tiled = any(getattr(recurrent, "has_tiled_heads", False) for recurrent in model.recurrents.values())
+    is_tiled = any(delta.has_tiled_heads for delta in model.find(GatedDeltaDescription))
     if ".delta_" in linear and is_tiled:
         return "the recurrent layers of a GGUF file, whose heads are in another order; use the model's safetensors"
     return None

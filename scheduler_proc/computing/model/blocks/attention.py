@@ -1,81 +1,50 @@
-"""Attention over the paged KV cache or, in both directions, over the rows of the step alone.
+"""Attention over the paged KV cache.
 
 Shape legend: T tokens of the step, E embedding size, H query heads, G key/value heads, A = H + 2 G, D head dimension.
 """
 
-from dataclasses import replace
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.paged_kv import PagedKV
-from kernels.arguments.rows import HeadNorms, PrefillRows, RopeTables, WholeRows
-from kernels.operations.encoder_attention import encoder_attention
+from kernels.arguments.rows import HeadNorms, PrefillRows
 from kernels.operations.paged_decode import paged_decode
 from kernels.operations.paged_prefill import paged_prefill
 from kernels.operations.rms_norm import rms_norm
 from kernels.operations.rotate_store import rotate_store
 from kernels.operations.sigmoid_gate import sigmoid_gate
-from scheduler_proc.computing.model.blocks.norm import norm_parameters, pop_scale
+from scheduler_proc.computing.model.attention_description import QK_NORMS, AttentionDescription
+from scheduler_proc.computing.model.blocks.context import BlockContext
+from scheduler_proc.computing.model.blocks.norm import pop_scale
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
-from scheduler_proc.computing.model.description import AttentionDescription
-from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters
-from scheduler_proc.computing.model.workspace import Activations, LayerRows, fit
+from scheduler_proc.computing.model.workspace import LayerRows, fit
 from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.step.features.windows import windowed
 from scheduler_proc.computing.step.inputs import AttentionKind, StepInputs
 
-QK_NORMS = ("query_norm", "key_norm")
 
-
-def attention_parameters(layer: str, attention: AttentionDescription, hidden_size: int) -> list[Parameter]:
-    heads = (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)
-    if attention.kv_layer is not None:
-        heads = heads[:1]
-    by_heads = ByRows(tuple((num, attention.head_dim) for num in heads))
-    parameters = linear_parameters(f"{layer}.qkv", attention.qkv_size, hidden_size, attention.has_qkv_bias, by_heads)
-    if attention.qk_norm is not None:
-        for name, num in zip(QK_NORMS, heads, strict=False):
-            norm, split = attention.qk_norm, None
-            if attention.norms_whole_qk:
-                norm, split = replace(norm, size=num * norm.size), ByRows(((num, norm.size),))
-            parameters += norm_parameters(f"{layer}.{name}", norm, split)
-    if attention.has_sinks:
-        num_heads = attention.num_heads
-        parameters.append(Parameter(f"{layer}.sinks", (num_heads,), "bias", ByRows(((num_heads, 1),))))
-    if attention.has_gate:
-        name, size = f"{layer}.attention_gate", attention.query_size
-        by_query_heads = ByRows(((attention.num_heads, attention.head_dim),))
-        parameters += linear_parameters(name, size, hidden_size, attention.has_qkv_bias, by_query_heads)
-    return parameters + linear_parameters(
-        f"{layer}.attention_out", hidden_size, attention.query_size, attention.has_out_bias, ByColumns()
-    )
-
-
-class Attention:
-    """`rope_tables`: the tables of the description's `rope`. `bias_HX`: as `AttentionOptions` has them."""
-
+class Block:
     _head_norms: HeadNorms | None = None
     _whole_norms: HeadNorms | None = None
 
-    def __init__(
-        self,
-        layer: str,
-        attention: AttentionDescription,
-        weights: Weights,
-        rope_tables: RopeTables | None,
-        parallel: ParallelGroup,
-        bias_HX: Tensor | None = None,
-    ):
+    @staticmethod
+    def open_cache(tensors: Sequence[Tensor], page_size: int) -> PagedKV:
+        """Returns the cache whose tensors are K, V and, of codes, their scales."""
+        keys, values, *scales = tensors
+        return PagedKV(keys, values, page_size, *scales)
+
+    def __init__(self, layer: str, attention: AttentionDescription, weights: Weights, context: BlockContext):
         self._kind = attention.kind
         self._head_dim, self._qkv_size = attention.head_dim, attention.qkv_size
         sinks = pop_tensor(weights, f"{layer}.sinks").float() if attention.has_sinks else None
-        self._options = AttentionOptions(attention.scale, attention.window, attention.softcap, sinks, bias_HX)
+        self._options = AttentionOptions(attention.scale, attention.window, attention.softcap, sinks, context.biases)
         self._qkv = pop_linear(weights, f"{layer}.qkv")
         self._gate = pop_linear(weights, f"{layer}.attention_gate") if attention.has_gate else None
         self._stores = attention.kv_layer is None
-        self._encoded_heads = attention.num_kv_heads if attention.is_bidirectional else 0
         if attention.qk_norm is not None:
             names = QK_NORMS if self._stores else QK_NORMS[:1]
             query, *keys = (pop_scale(weights, f"{layer}.{name}", attention.qk_norm) for name in names)
@@ -85,28 +54,19 @@ class Attention:
                 self._whole_norms = norms
             else:
                 self._head_norms = norms
-        self._parallel = parallel
-        self._out = pop_row_parallel(weights, f"{layer}.attention_out", parallel)
-        self._rope_tables = rope_tables
+        self._parallel = context.parallel
+        self._out = pop_row_parallel(weights, f"{layer}.attention_out", context.parallel)
+        self._rope_tables = attention.rope and context.rope_tables(attention.rope, attention.head_dim)
 
-    def __call__(self, normed_TE: Tensor, layer_rows: LayerRows, cache: PagedKV | None) -> Tensor:
-        """Returns the update of the residual stream, [T, E]; first stores K and V in `cache`, unless it is another's.
-
-        Attention in both directions has no cache."""
+    def __call__(self, normed_TE: Tensor, layer_rows: LayerRows, memory: Any) -> Tensor:
+        """Returns the update of the residual stream, [T, E]; first stores K and V, unless they are another layer's."""
         rows, room, attended, narrow = layer_rows
         step = rows.step if self._options.window is None else windowed(rows.step)
         heads_TA = self._qkv(normed_TE, rows, fit(room.heads, self._qkv_size))
-        heads_TAD = heads_TA.view(len(heads_TA), -1, self._head_dim)
         if self._whole_norms is not None:
             _norm_whole(heads_TA, self._whole_norms, self._parallel)
-        is_narrow = narrow is not None
-        if cache is None:
-            attended_TA = self._encode(heads_TAD, step, attended, room, is_narrow=is_narrow)
-        else:
-            own = cache if self._stores else None
-            query_THD = rotate_store(heads_TAD, own, self._rope_tables, step.positions, step.slots, self._head_norms)
-            attended_THD = _room_like(query_THD, attended)
-            attended_TA = attend(query_THD, step, cache, self._kind, self._options, attended_THD, is_narrow=is_narrow)
+        heads_TAD = heads_TA.view(len(heads_TA), -1, self._head_dim)
+        attended_TA = self._attend(heads_TAD, step, memory, attended, is_narrow=narrow is not None)
         out_rows, out_room = narrow or (rows, room)
         if self._gate is not None:
             gated_TE = normed_TE if narrow is None else normed_TE[step.head_tokens]
@@ -114,27 +74,18 @@ class Attention:
             attended_TA = sigmoid_gate(attended_TA, gate_TA)
         return self._out(attended_TA, out_rows, out_room.update)
 
-    def _encode(
-        self, heads_TAD: Tensor, step: StepInputs, attended: Tensor, room: Activations, *, is_narrow: bool
+    def _attend(
+        self, heads_TAD: Tensor, step: StepInputs, memory: PagedKV, attended: Tensor, *, is_narrow: bool
     ) -> Tensor:
-        """Returns the outputs of attention in both directions, [T, H * D], or those of `step.head_tokens`."""
-        num_tokens, num_kv_heads = len(heads_TAD), self._encoded_heads
-        query_THD, key_TGD, value_TGD = heads_TAD.tensor_split((-2 * num_kv_heads, -num_kv_heads), 1)
-        if self._rope_tables is not None or self._head_norms is not None:
-            # What rotates also stores: the step's K and V are a cache of pages of one token.
-            size = key_TGD.shape[1:].numel()
-            stored = fit(room.inner, 2 * size)
-            stored = heads_TAD.new_empty(num_tokens, 2 * size) if stored is None else stored
-            key_TGD, value_TGD = stored.view(2, *key_TGD.shape)
-            slots_T = torch.arange(num_tokens, device=heads_TAD.device)
-            cache = PagedKV(key_TGD, value_TGD, page_size=1)
-            rotate_store(heads_TAD, cache, self._rope_tables, step.positions, slots_T, self._head_norms)
-        out_THD, rows = _room_like(query_THD, attended), WholeRows(step.num_decode_rows, step.prefill_query_lens)
-        encoder_attention(query_THD, key_TGD, value_TGD, rows, self._options, out_THD)
-        return _select(out_THD, step.head_tokens if is_narrow else None)
+        """Returns the outputs of attention, [T, H * D], or those of `step.head_tokens`."""
+        own = memory if self._stores else None
+        query_THD = rotate_store(heads_TAD, own, self._rope_tables, step.positions, step.slots, self._head_norms)
+        out_THD = room_like(query_THD, attended)
+        assert self._kind is not None
+        return attend(query_THD, step, memory, self._kind, self._options, out_THD, is_narrow=is_narrow)
 
 
-def _room_like(query_THD: Tensor, attended: Tensor) -> Tensor:
+def room_like(query_THD: Tensor, attended: Tensor) -> Tensor:
     """Returns contiguous room for outputs of this shape at the beginning of `attended`."""
     room_TA = fit(attended, query_THD.shape[1] * query_THD.shape[2])
     assert room_TA is not None
@@ -176,7 +127,7 @@ def attend(
         )
     if num_decode < num_tokens:
         paged_prefill(query_THD[num_decode:], cache, rows, options, out_THD[num_decode:])
-    return _select(out_THD, wanted)
+    return select_tokens(out_THD, wanted)
 
 
 def _norm_whole(heads_TA: Tensor, norms: HeadNorms, parallel: ParallelGroup) -> None:
@@ -195,7 +146,7 @@ def _norm_whole(heads_TA: Tensor, norms: HeadNorms, parallel: ParallelGroup) -> 
             part_TN.copy_(normed_TN)
 
 
-def _select(attended_THD: Tensor, tokens: Tensor | None) -> Tensor:
+def select_tokens(attended_THD: Tensor, tokens: Tensor | None) -> Tensor:
     """Returns the output of these tokens, or of all if it is None, [T, H * D]."""
     found_THD = attended_THD if tokens is None else attended_THD[tokens]
     return found_THD.view(len(found_THD), found_THD.shape[1] * found_THD.shape[2])

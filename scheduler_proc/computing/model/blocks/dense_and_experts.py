@@ -7,18 +7,18 @@ from torch import Tensor
 
 from kernels.operations.rescale import rescale
 from scheduler_proc.computing.model.blocks import dense_mlp, expert_mlp
+from scheduler_proc.computing.model.blocks.context import BlockContext
 from scheduler_proc.computing.model.blocks.norm import Norm
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.expert_description import SIDE_NORMS, DenseAndExpertsDescription
 from scheduler_proc.computing.model.workspace import Activations
-from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.step.rows import StepRows
 
 
 class Block:
-    def __init__(self, layer: str, mlp: DenseAndExpertsDescription, weights: Weights, parallel: ParallelGroup):
-        self._dense = dense_mlp.Block(layer, mlp.dense, weights, parallel)
-        self._experts = expert_mlp.Block(layer, mlp.experts, weights, parallel)
+    def __init__(self, layer: str, mlp: DenseAndExpertsDescription, weights: Weights, context: BlockContext):
+        self._dense = dense_mlp.Block(layer, mlp.dense, weights, context)
+        self._experts = expert_mlp.Block(layer, mlp.experts, weights, context)
         self._norms = {name: Norm(f"{layer}.{name}", mlp.norm, weights) for name in SIDE_NORMS}
         router_norm = self._norms["router_norm"]
         router_norm.weight_E = router_norm.weight_E * mlp.norm.size**-0.5

@@ -12,10 +12,10 @@ from kernels.operations.gelu import GeluKind
 from kernels.operations.gelu_mul import gelu_mul
 from kernels.operations.relu_squared import relu_squared
 from kernels.operations.silu_mul import silu_mul
+from scheduler_proc.computing.model.blocks.context import BlockContext
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel
 from scheduler_proc.computing.model.description import DenseMlpDescription
 from scheduler_proc.computing.model.workspace import Activations, fit
-from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.step.rows import StepRows
 
 GELUS: dict[str, GeluKind] = {"gelu_tanh": "tanh", "gelu": "exact"}
@@ -31,12 +31,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
 
 
 class Block:
-    def __init__(self, layer: str, mlp: DenseMlpDescription, weights: Weights, parallel: ParallelGroup):
+    def __init__(self, layer: str, mlp: DenseMlpDescription, weights: Weights, context: BlockContext):
         self._sizes = mlp.in_size, mlp.size
         self._is_gated = mlp.is_gated
         self._activate = ACTIVATIONS.get(mlp.activation)
         self._linear_in = pop_linear(weights, f"{layer}.mlp_in", GELUS.get(mlp.activation))
-        self._linear_out = pop_row_parallel(weights, f"{layer}.mlp_out", parallel)
+        self._linear_out = pop_row_parallel(weights, f"{layer}.mlp_out", context.parallel)
 
     def __call__(self, normed_TE: Tensor, rows: StepRows, room: Activations) -> Tensor:
         in_size, size = self._sizes

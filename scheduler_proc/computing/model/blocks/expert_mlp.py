@@ -13,17 +13,17 @@ from kernels.arguments.routes import Routing
 from kernels.operations.experts import combine_experts, gather_rows, route_tokens
 from kernels.operations.swiglu_oai import swiglu_oai
 from scheduler_proc.computing.model.blocks import dense_mlp
+from scheduler_proc.computing.model.blocks.context import BlockContext
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_experts, pop_linear, pop_tensor
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.workspace import Activations, fit
-from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.step.rows import StepRows
 
 
 class Block:
-    def __init__(self, layer: str, mlp: ExpertMlpDescription, weights: Weights, parallel: ParallelGroup):
+    def __init__(self, layer: str, mlp: ExpertMlpDescription, weights: Weights, context: BlockContext):
         self._mlp = mlp
-        self._parallel = parallel
+        self._parallel = context.parallel
         self._routing = Routing(
             num_chosen=mlp.num_chosen,
             is_renormalized=mlp.is_renormalized,
@@ -36,8 +36,8 @@ class Block:
         self._router = pop_linear(weights, f"{layer}.router")
         self._scales = pop_tensor(weights, f"{layer}.router.scales").float() if mlp.has_scales else None
         self._linear_in = pop_experts(weights, f"{layer}.experts_in")
-        self._linear_out = pop_experts(weights, f"{layer}.experts_out", has_bias=parallel.rank == 0)
-        self._shared = dense_mlp.Block(f"{layer}.shared", mlp.shared, weights, parallel) if mlp.shared else None
+        self._linear_out = pop_experts(weights, f"{layer}.experts_out", has_bias=context.parallel.rank == 0)
+        self._shared = dense_mlp.Block(f"{layer}.shared", mlp.shared, weights, context) if mlp.shared else None
         self._shared_gate = pop_linear(weights, f"{layer}.shared_gate") if mlp.has_shared_gate else None
 
     def _activate(self, inner_RI: Tensor, out_RF: Tensor | None) -> Tensor:

@@ -10,15 +10,15 @@ from kernels.arguments.state_rows import LayerState, StateDecay
 from kernels.operations.gated_delta import gated_delta
 from kernels.operations.gated_norm import gated_norm
 from kernels.operations.short_conv import short_conv
+from scheduler_proc.computing.model.blocks.context import BlockContext
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
 from scheduler_proc.computing.model.gated_delta_description import GatedDeltaDescription
 from scheduler_proc.computing.model.workspace import LayerRows, fit
-from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.step.features.states import find_state_rows
 
 
 class Block:
-    def __init__(self, layer: str, delta: GatedDeltaDescription, weights: Weights, parallel: ParallelGroup):
+    def __init__(self, layer: str, delta: GatedDeltaDescription, weights: Weights, context: BlockContext):
         self._delta = delta
         self._in = pop_linear(weights, f"{layer}.delta_in")
         self._gates = pop_linear(weights, f"{layer}.delta_gates")
@@ -26,7 +26,7 @@ class Block:
         rates_H = -pop_tensor(weights, f"{layer}.A_log").exp()
         self._decay = StateDecay(rates_H, pop_tensor(weights, f"{layer}.time_bias"))
         self._norm_V = pop_tensor(weights, f"{layer}.delta_norm.weight")
-        self._out = pop_row_parallel(weights, f"{layer}.delta_out", parallel)
+        self._out = pop_row_parallel(weights, f"{layer}.delta_out", context.parallel)
 
     def __call__(self, normed_TE: Tensor, layer_rows: LayerRows, state: LayerState) -> Tensor:
         """Returns the update of the residual stream, [T, E]; reads and stores the states of the rows."""

@@ -1,29 +1,24 @@
-"""A layer: attention, a recurrent block, an MLP, their norms, and the residual stream that passes through all layers.
+"""A layer: mixers, an MLP, their norms, and the residual stream that passes through all layers.
 
 Shape legend: T tokens, E embedding size, A values of all query heads in the layer that has the most.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from kernels.arguments.paged_kv import PagedKV
-from kernels.arguments.rows import RopeTables
-from kernels.arguments.state_rows import LayerState
 from kernels.operations.rescale import rescale
-from scheduler_proc.computing.model.blocks.attention import Attention, attention_parameters
+from scheduler_proc.computing.model.blocks.context import BlockContext
 from scheduler_proc.computing.model.blocks.layer_inputs import InputGate, gate_parameters
 from scheduler_proc.computing.model.blocks.norm import Norm, norm_parameters
+from scheduler_proc.computing.model.blocks.registry import BLOCKS
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_tensor
-from scheduler_proc.computing.model.description import LayerDescription, NormDescription
+from scheduler_proc.computing.model.description import BlockDescription, LayerDescription, NormDescription
 from scheduler_proc.computing.model.parameters import Parameter
 from scheduler_proc.computing.model.workspace import Activations, LayerRows
-from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.step.rows import StepRows
-
-BLOCKS = "scheduler_proc.computing.model.blocks"
 
 
 @dataclass
@@ -44,10 +39,8 @@ class Stream:
 
 def layer_parameters(name: str, layer: LayerDescription, hidden_size: int) -> list[Parameter]:
     norms = [norm_parameters(f"{name}.{norm_name}", norm) for norm_name, norm in _norms_of(layer).items()]
-    blocks = (block.parameters(name, hidden_size) for block in (layer.recurrent, layer.mlp) if block is not None)
     return [
-        *(attention_parameters(name, layer.attention, hidden_size) if layer.attention is not None else []),
-        *(parameter for block in blocks for parameter in block),
+        *(parameter for block in layer.blocks for parameter in block.parameters(name, hidden_size)),
         *gate_parameters(name, layer, hidden_size),
         *([Parameter(f"{name}.scale", (1,), "norm")] if layer.has_scale else []),
         *(parameter for norm in norms for parameter in norm),
@@ -67,47 +60,38 @@ class Mlp(Protocol):
         ...
 
 
-class Recurrent(Protocol):
-    """A recurrent block with its weights."""
+class Mixer(Protocol):
+    """A mixer with its weights. One with parts in the cache has a function `open_cache` for its tensors."""
 
-    def __call__(self, normed_TE: Tensor, layer_rows: LayerRows, state: LayerState) -> Tensor:
-        """Returns the update of the residual stream, [T, E]; reads and stores states as `StateRows` describes."""
+    def __call__(self, normed_TE: Tensor, layer_rows: LayerRows, memory: Any) -> Tensor:
+        """Returns the update of the residual stream, [T, E].
+
+        `memory`: what `open_cache` has returned, or the tensors of its state; `None` if it keeps nothing. It first
+        stores what it keeps of the step's tokens.
+        """
         ...
 
 
-def make_block(layer: str, description: Any, weights: Weights, parallel: ParallelGroup) -> Any:
-    """Returns the class `Block` of the file that the description names, with its weights; `None` for `None`."""
-    if description is None:
-        return None
-    return import_module(f"{BLOCKS}.{description.block}").Block(layer, description, weights, parallel)
-
-
 class Layer:
-    def __init__(
-        self,
-        index: int,
-        layer: LayerDescription,
-        weights: Weights,
-        rope_tables: RopeTables | None,
-        parallel: ParallelGroup,
-        bias_HX: Tensor | None = None,
-    ):
+    def __init__(self, index: int, layer: LayerDescription, weights: Weights, context: BlockContext):
         name = f"layers.{index}"
+
+        def make(block: BlockDescription) -> Any:
+            return BLOCKS[type(block)](name, block, weights, context)
+
         norms = {norm: Norm(f"{name}.{norm}", description, weights) for norm, description in _norms_of(layer).items()}
         self._attention_norm, self._attention_out_norm = norms.get("attention_norm"), norms.get("attention_out_norm")
         self._mlp_norm, self._mlp_out_norm = norms.get("mlp_norm"), norms.get("mlp_out_norm")
-        arguments = weights, rope_tables, parallel, bias_HX
-        self._attention = layer.attention and Attention(name, layer.attention, *arguments)
-        self._recurrent: Recurrent | None = make_block(name, layer.recurrent, weights, parallel)
-        self._mlp: Mlp | None = make_block(name, layer.mlp, weights, parallel)
+        self._mixers: Sequence[Mixer] = [make(mixer) for mixer in layer.mixers]
+        self._mlp: Mlp | None = None if layer.mlp is None else make(layer.mlp)
         self._is_parallel = layer.is_parallel
         self._input_norm = norms.get("input_norm")
         self._input_gate = InputGate(name, weights, layer.input_size) if layer.input_size else None
         self._inputs = slice(index * layer.input_size, (index + 1) * layer.input_size)
         self._scale = float(pop_tensor(weights, f"{name}.scale")) if layer.has_scale else 1.0
 
-    def apply(self, stream: Stream, cache: PagedKV | None, state: LayerState, *, is_narrow: bool) -> None:
-        """Applies this layer to the stream; stores the K and V of all tokens in `cache`, and states in `state`.
+    def apply(self, stream: Stream, memory: Sequence[Any], *, is_narrow: bool) -> None:
+        """Applies this layer to the stream; each mixer stores what it keeps of all tokens in its part of `memory`.
 
         With `is_narrow`, only `step.head_tokens` are computed after that: the last layer needs no others.
         """
@@ -116,10 +100,10 @@ class Layer:
         if is_narrow:
             narrow = rows.narrowed(rows.step.head_tokens), room.take(len(rows.step.head_tokens))
         normed_TE = None
-        if self._attention is not None or self._recurrent is not None:
+        if self._mixers:
             normed_TE = _add_and_norm(self._attention_norm, stream)
             layer_rows = LayerRows(rows, room, stream.attended, narrow)
-            update_TE = self._mix(normed_TE, layer_rows, cache, state)
+            update_TE = self._mix(normed_TE, layer_rows, memory)
             stream.update = _norm_output(self._attention_out_norm, update_TE)
         elif narrow is not None and stream.update is not None:
             stream.update = stream.update[rows.step.head_tokens]
@@ -143,19 +127,16 @@ class Layer:
             rescale(_add_and_norm(None, stream), self._scale)
             stream.update = None
 
-    def _mix(self, normed_TE: Tensor, layer_rows: LayerRows, cache: PagedKV | None, state: LayerState) -> Tensor:
-        """Returns the update that attention, the recurrent block or both together compute."""
-        room, narrow, update_TE = layer_rows.room, layer_rows.narrow, None
-        if self._attention is not None:
-            update_TE = self._attention(normed_TE, layer_rows, cache)
-        if self._recurrent is None:
-            assert update_TE is not None
-            return update_TE
-        if update_TE is not None:
+    def _mix(self, normed_TE: Tensor, layer_rows: LayerRows, memory: Sequence[Any]) -> Tensor:
+        """Returns the update that all mixers together compute."""
+        first, *others = self._mixers
+        update_TE = first(normed_TE, layer_rows, memory[0])
+        for mixer, own in zip(others, memory[1:], strict=True):
+            rows, room, attended, narrow = layer_rows
             narrow = narrow and (narrow[0], replace(narrow[1], update=narrow[1].beside))
-            layer_rows = layer_rows._replace(room=replace(room, update=room.beside), narrow=narrow)
-        own_TE = self._recurrent(normed_TE, layer_rows, state)
-        return own_TE if update_TE is None else rescale(update_TE, added_TE=own_TE)
+            own_rows = LayerRows(rows, replace(room, update=room.beside), attended, narrow)
+            rescale(update_TE, added_TE=mixer(normed_TE, own_rows, own))
+        return update_TE
 
     def _add_parallel(self, stream: Stream, normed_TE: Tensor) -> None:
         """Adds attention's output to the stream after the MLP's input; `normed_TE` is what attention read."""

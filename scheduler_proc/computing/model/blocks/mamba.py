@@ -10,18 +10,18 @@ from kernels.arguments.state_rows import LayerState, StateDecay
 from kernels.operations.gated_norm import gated_norm
 from kernels.operations.mamba_scan import mamba_scan
 from kernels.operations.short_conv import short_conv
+from scheduler_proc.computing.model.blocks.context import BlockContext
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
 from scheduler_proc.computing.model.mamba_description import VECTORS, MambaDescription
 from scheduler_proc.computing.model.workspace import LayerRows, fit
-from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.step.features.states import find_state_rows
 
 
 class Block:
-    def __init__(self, layer: str, mamba: MambaDescription, weights: Weights, parallel: ParallelGroup):
+    def __init__(self, layer: str, mamba: MambaDescription, weights: Weights, context: BlockContext):
         self._mamba = mamba
         self._linear_in = pop_linear(weights, f"{layer}.mamba_in")
-        self._linear_out = pop_row_parallel(weights, f"{layer}.mamba_out", parallel)
+        self._linear_out = pop_row_parallel(weights, f"{layer}.mamba_out", context.parallel)
         self._conv_CK = pop_tensor(weights, f"{layer}.conv.weight")
         self._conv_bias_C = pop_tensor(weights, f"{layer}.conv.bias") if mamba.has_conv_bias else None
         self._norm_N = pop_tensor(weights, f"{layer}.mamba_norm.weight") if mamba.has_norm else None

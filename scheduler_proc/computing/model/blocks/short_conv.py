@@ -7,18 +7,18 @@ from torch import Tensor
 
 from kernels.arguments.state_rows import LayerState
 from kernels.operations.short_conv import short_conv
+from scheduler_proc.computing.model.blocks.context import BlockContext
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
 from scheduler_proc.computing.model.short_conv_description import ShortConvDescription
 from scheduler_proc.computing.model.workspace import LayerRows, fit
-from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.step.features.states import find_state_rows
 
 
 class Block:
-    def __init__(self, layer: str, conv: ShortConvDescription, weights: Weights, parallel: ParallelGroup):
+    def __init__(self, layer: str, conv: ShortConvDescription, weights: Weights, context: BlockContext):
         self._size = conv.size
         self._linear_in = pop_linear(weights, f"{layer}.conv_in")
-        self._linear_out = pop_row_parallel(weights, f"{layer}.conv_out", parallel)
+        self._linear_out = pop_row_parallel(weights, f"{layer}.conv_out", context.parallel)
         self._weight_CK = pop_tensor(weights, f"{layer}.conv.weight")
         self._bias_C = pop_tensor(weights, f"{layer}.conv.bias") if conv.has_bias else None
 

@@ -6,8 +6,8 @@ from functools import partial
 
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.model.attention_description import EncoderAttentionDescription
 from scheduler_proc.computing.model.description import (
-    AttentionDescription,
     ClassifierDescription,
     DenseMlpDescription,
     LayerDescription,
@@ -46,7 +46,7 @@ def describe(
     mlp = DenseMlpDescription(
         size=hf_config.count("intermediate_size"), activation=ACTIVATIONS[activation], has_bias=True
     )
-    layer = LayerDescription(attention=attention, mlp=mlp, attention_norm=norm, mlp_norm=norm)
+    layer = LayerDescription(mixers=(attention,), mlp=mlp, attention_norm=norm, mlp_norm=norm)
     classifier = ClassifierDescription(num_labels=count_labels(hf_config), activation="tanh")
     return ModelDescription(
         vocab_size=hf_config.count("vocab_size"),
@@ -61,19 +61,18 @@ def describe(
     )
 
 
-def describe_attention(hf_config: HfConfig, *, has_bias: bool) -> AttentionDescription:
+def describe_attention(hf_config: HfConfig, *, has_bias: bool) -> EncoderAttentionDescription:
     """Returns the attention of an encoder whose heads share the hidden size."""
     hidden_size, num_heads = hf_config.count("hidden_size"), hf_config.count("num_attention_heads")
     if hidden_size % num_heads:
         raise hf_config.refuse("hidden_size", hidden_size, f"it must be a multiple of {num_heads} heads")
-    return AttentionDescription(
+    return EncoderAttentionDescription(
         num_heads=num_heads,
         num_kv_heads=num_heads,
         head_dim=hidden_size // num_heads,
         scale=(hidden_size // num_heads) ** -0.5,
         has_qkv_bias=has_bias,
         has_out_bias=has_bias,
-        is_bidirectional=True,
     )
 
 

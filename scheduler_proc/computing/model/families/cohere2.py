@@ -6,6 +6,7 @@ In its checkpoints neighbouring rows of query and key are rotated together; they
 from dataclasses import replace
 
 from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.description import ModelDescription, NormDescription
 from scheduler_proc.computing.model.families import llama
 from scheduler_proc.computing.model.families.family import Source
@@ -31,7 +32,7 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
 
 
 def list_sources(model: ModelDescription) -> list[Source]:
-    attention = model.attentions[0]
+    attention = model.find(AttentionDescription)[0]
     heads = {"q_proj": attention.num_heads, "k_proj": attention.num_kv_heads}
     return [
         replace(source, interleaved_heads=heads.get(source.name.split(".")[-2], 0))

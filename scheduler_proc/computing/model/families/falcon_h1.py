@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import llama, mamba2
 from scheduler_proc.computing.model.families.family import RowFactors, Source, renamed
@@ -37,13 +38,10 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     has_norm = hf_config.flag("mamba_rms_norm", False)
     mamba = mamba2.describe_bamba(hf_config, inner_size, has_norm=has_norm)
     mamba = replace(mamba, norms_first=hf_config.flag("mamba_norm_before_gate", True))
-    attention = replace(
-        model.attentions[0],
-        scale=model.attentions[0].scale
-        * hf_config.number("attention_in_multiplier", 1.0) ** 2
-        * hf_config.number("key_multiplier", 1.0),
-    )
-    layers = tuple(replace(layer, attention=attention, recurrent=mamba) for layer in model.layers)
+    attention = model.find(AttentionDescription)[0]
+    factor = hf_config.number("attention_in_multiplier", 1.0) ** 2 * hf_config.number("key_multiplier", 1.0)
+    mixers = replace(attention, scale=attention.scale * factor), mamba
+    layers = tuple(replace(layer, mixers=mixers) for layer in model.layers)
     return FalconH1Description(
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,

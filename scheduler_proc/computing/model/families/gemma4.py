@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.description import (
-    AttentionDescription,
     DenseMlpDescription,
     LayerDescription,
     MlpDescription,

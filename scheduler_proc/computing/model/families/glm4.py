@@ -6,6 +6,7 @@ In its checkpoints neighbouring rows of query and key are rotated together; they
 from dataclasses import replace
 
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import llama, phi3
 from scheduler_proc.computing.model.families.family import Source
@@ -34,7 +35,7 @@ def list_sources(model: ModelDescription) -> list[Source]:
 
 
 def with_interleaved_heads(sources: list[Source], model: ModelDescription) -> list[Source]:
-    attention = model.attentions[0]
+    attention = model.find(AttentionDescription)[0]
     heads = {"q_proj": attention.num_heads, "k_proj": attention.num_kv_heads}
     return [
         replace(source, interleaved_heads=heads[part], num_interleaved=attention.num_rotated)

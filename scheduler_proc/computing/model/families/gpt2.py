@@ -5,8 +5,8 @@ from typing import Literal
 
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.description import (
-    AttentionDescription,
     DenseMlpDescription,
     LayerDescription,
     ModelDescription,
@@ -47,7 +47,7 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     )
     mlp_size = hf_config.optional_count("n_inner") or 4 * hidden_size
     mlp = DenseMlpDescription(size=mlp_size, activation=ACTIVATIONS[activation], has_bias=True)
-    layer = LayerDescription(attention_norm=norm, attention=attention, mlp_norm=norm, mlp=mlp)
+    layer = LayerDescription(attention_norm=norm, mixers=(attention,), mlp_norm=norm, mlp=mlp)
     return ModelDescription(
         vocab_size=hf_config.count("vocab_size"),
         hidden_size=hidden_size,

@@ -17,8 +17,7 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     score_scale = hf_config.number("attention_multiplier", 1.0)
 
     def adapt(layer: LayerDescription) -> LayerDescription:
-        attention = layer.attention and replace(layer.attention, scale=score_scale)
-        return replace(layer, attention=attention, attention_norm=norm, mlp_norm=norm)
+        return replace(llama.with_attention(layer, scale=score_scale), attention_norm=norm, mlp_norm=norm)
 
     norm: NormDescription = replace(model.final_norm, eps=model.final_norm.eps / update_scale**2)
     return replace(

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.model.description import LayerDescription, ModelDescription
+from scheduler_proc.computing.model.description import LayerDescription, MixerDescription, ModelDescription
 from scheduler_proc.computing.model.families import granite, granitemoe, llama, mamba2
 from scheduler_proc.computing.model.families.family import Source
 
@@ -26,18 +26,15 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
         raise hf_config.refuse("layer_types", others, "supported are attention and mamba")
     if len(kinds) != len(model.layers):
         raise hf_config.refuse("layer_types", kinds, f"there are {len(model.layers)} layers")
-    mamba = (
-        mamba2.describe_bamba(hf_config, hf_config.count("mamba_expand", 2) * model.hidden_size)
-        if set(kinds) & set(MAMBA)
-        else None
-    )
+    mambas: tuple[MixerDescription, ...] = ()
+    if set(kinds) & set(MAMBA):
+        mambas = (mamba2.describe_bamba(hf_config, hf_config.count("mamba_expand", 2) * model.hidden_size),)
     is_rotated = hf_config.choice("position_embedding_type", ["rope", "nope"], "nope") == "rope"
 
     def adapt(kind: str, layer: LayerDescription) -> LayerDescription:
         if kind in MAMBA:
-            return replace(layer, attention=None, recurrent=mamba)
-        assert layer.attention is not None
-        return layer if is_rotated else replace(layer, attention=replace(layer.attention, rope=None))
+            return replace(layer, mixers=mambas)
+        return layer if is_rotated else llama.with_attention(layer, rope=None)
 
     return replace(model, layers=tuple(map(adapt, kinds, model.layers)))
 

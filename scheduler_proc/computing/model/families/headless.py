@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.model.attention_description import EncoderAttentionDescription
 from scheduler_proc.computing.model.description import (
     CLASSIFIER_DENSE,
     CLASSIFIER_NORM,
@@ -40,7 +41,7 @@ def behead(family: Family) -> Family:
 def bidirectional(model: ModelDescription) -> ModelDescription:
     """Returns the encoder with the same layers."""
     layers = (
-        replace(layer, attention=layer.attention and replace(layer.attention, is_bidirectional=True))
+        replace(layer, mixers=tuple(EncoderAttentionDescription(**vars(attention)) for attention in layer.mixers))
         for layer in model.layers
     )
     return replace(model, layers=tuple(layers))

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
-from scheduler_proc.computing.model.description import AttentionDescription, RopeDescription
+from scheduler_proc.computing.model.attention_description import AttentionDescription
+from scheduler_proc.computing.model.description import RopeDescription
 from scheduler_proc.computing.model.families import llama
 from scheduler_proc.computing.model.families.rope import read_rope, read_rope_parameters
 

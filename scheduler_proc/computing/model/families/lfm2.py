@@ -72,7 +72,7 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
         has_bias=hf_config.flag("conv_bias", False),
     )
     layers = (
-        replace(layer, attention=None, recurrent=conv) if kind == CONV else layer
+        replace(layer, mixers=(conv,)) if kind == CONV else layer
         for kind, layer in zip(kinds, model.layers, strict=True)
     )
     return replace(model, layers=tuple(layers), has_tied_head=tied)
@@ -81,10 +81,8 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
 def list_sources(model: ModelDescription) -> list[Source]:
     sources = llama.list_sources(model, sources_with(ExpertNames(correction="expert_bias")))
     for index, layer in enumerate(model.layers):
-        if isinstance(layer.recurrent, ShortConvDescription):
-            sources += _conv_sources(
-                f"model.layers.{index}.conv", f"layers.{index}", layer.recurrent, model.hidden_size
-            )
+        if (conv := layer.find(ShortConvDescription)) is not None:
+            sources += _conv_sources(f"model.layers.{index}.conv", f"layers.{index}", conv, model.hidden_size)
     return renamed(sources, NAMES)
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.description import (
-    AttentionDescription,
     DenseMlpDescription,
     LayerDescription,
     MlpDescription,
@@ -94,7 +94,7 @@ def describe_model(
     norm = norm or describe_norm(hf_config, hf_config.count("hidden_size"))
     own_norms: dict[str, Any] = dict.fromkeys(norms.values(), norm)
     layers = (
-        replace(LayerDescription(attention=attention, mlp=mlp), **own_norms)
+        replace(LayerDescription(mixers=(attention,), mlp=mlp), **own_norms)
         for attention, mlp in zip(attentions, mlps, strict=True)
     )
     return ModelDescription(
@@ -104,6 +104,12 @@ def describe_model(
         final_norm=norm,
         has_tied_head=hf_config.flag("tie_word_embeddings", False),
     )
+
+
+def with_attention(layer: LayerDescription, **changes: Any) -> LayerDescription:
+    """Returns a layer that has attention alone with changed fields of it."""
+    (attention,) = layer.mixers
+    return replace(layer, mixers=(replace(attention, **changes),))
 
 
 def fit_window(window: int | None, max_model_len: int) -> int | None:
@@ -126,7 +132,7 @@ MlpSources = Callable[[str, str, MlpDescription, int], list[Source]]
 
 
 def attention_sources(name: str, layer: str, attention: AttentionDescription, hidden: int) -> list[Source]:
-    query_size, kv_size = attention.query_size, attention.kv_size
+    query_size, kv_size = attention.out_size, attention.kv_size
     qkv, has_bias = f"{layer}.qkv", attention.has_qkv_bias
     sources = [
         *linear_sources(f"{name}.q_proj", qkv, query_size, hidden, has_bias),
@@ -160,8 +166,8 @@ def list_sources(
             for name, norm in norms.items()
             if getattr(description, norm, norm) is not None  # others are norms of the MLP
         ]
-        if description.attention is not None:
-            sources += attention_sources(f"{block}.self_attn", layer, description.attention, hidden)
+        if (attention := description.find(AttentionDescription)) is not None:
+            sources += attention_sources(f"{block}.self_attn", layer, attention, hidden)
         if description.mlp is not None:
             sources += mlp_sources(f"{block}.mlp", layer, description.mlp, hidden)
     sources.append(Source("model.norm.weight", (hidden,), "final_norm.weight"))

@@ -43,7 +43,7 @@ BAMBA_FIELDS = MambaFields(
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hf_config = with_eps(DEFAULTS.overridden(hf_config), "layer_norm_epsilon")
     norm = llama.describe_norm(hf_config, hf_config.count("hidden_size"))
-    layer = LayerDescription(recurrent=describe_mamba(hf_config, MambaFields()), attention_norm=norm)
+    layer = LayerDescription(mixers=(describe_mamba(hf_config, MambaFields()),), attention_norm=norm)
     return describe_model(hf_config, [layer] * hf_config.count("num_hidden_layers", most=MAX_LAYERS), norm)
 
 
@@ -97,8 +97,8 @@ def mamba_sources(model: ModelDescription, name: str) -> list[Source]:
     """Returns the sources of all Mamba blocks; `name` is theirs within a layer."""
     sources: list[Source] = []
     for index, description in enumerate(model.layers):
-        mamba, theirs, layer = description.recurrent, f"model.layers.{index}.{name}", f"layers.{index}"
-        if not isinstance(mamba, MambaDescription):
+        mamba, theirs, layer = description.find(MambaDescription), f"model.layers.{index}.{name}", f"layers.{index}"
+        if mamba is None:
             continue
         hidden, size, conv = model.hidden_size, mamba.conv_size, f"{layer}.conv"
         sources += [

@@ -4,8 +4,8 @@ import re
 from dataclasses import replace
 
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.description import (
-    AttentionDescription,
     ClassifierDescription,
     DenseMlpDescription,
     LayerDescription,
@@ -53,7 +53,7 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     layers = [
         # The norm of the embeddings is the first one of the stream; the first layer has no other before its attention.
         LayerDescription(
-            attention=of_kind[kind], mlp=mlp, attention_norm=replace(norm, replaces_stream=index == 0), mlp_norm=norm
+            mixers=(of_kind[kind],), mlp=mlp, attention_norm=replace(norm, replaces_stream=index == 0), mlp_norm=norm
         )
         for index, kind in enumerate(kinds)
     ]
@@ -79,7 +79,7 @@ def list_sources(model: ModelDescription) -> list[Source]:
     hidden, norm_bias = model.hidden_size, model.final_norm.has_bias
     sources = [embedding_source("model.embeddings.tok_embeddings.weight", model)]
     for index, layer in enumerate(model.layers):
-        attention, mlp = layer.attention, layer.mlp
+        attention, mlp = layer.find(AttentionDescription), layer.mlp
         assert attention is not None
         assert isinstance(mlp, DenseMlpDescription)
         block, ours, has_bias = f"model.layers.{index}", f"layers.{index}", attention.has_qkv_bias

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import bert
 from scheduler_proc.computing.model.families.family import Family, Source, renamed
@@ -28,8 +29,7 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
 
 
 def list_sources(model: ModelDescription) -> list[Source]:
-    attention = model.layers[0].attention
-    assert attention is not None
+    attention = model.find(AttentionDescription)[0]
     bias, shape = "mpnet.encoder.relative_attention_bias.weight", (model.num_buckets, attention.num_heads)
     sources = bert.list_sources(model, "mpnet.", "classifier.out_proj", "classifier.dense")
     return [*renamed(sources, NAMES), Source(bias, shape, "position_bias", is_transposed=True)]

@@ -47,10 +47,10 @@ def _read_kinds(hf_config: HfConfig) -> list[str]:
 def _describe_layer(hf_config: HfConfig, kind: str, norm: NormDescription) -> LayerDescription:
     match kind:
         case "mamba":
-            return LayerDescription(attention_norm=norm, recurrent=mamba2.describe_mamba(hf_config, FIELDS))
+            return LayerDescription(attention_norm=norm, mixers=(mamba2.describe_mamba(hf_config, FIELDS),))
         case "attention":
             attention = llama.describe_attention(hf_config, DEFAULT_HEAD_DIM)
-            return LayerDescription(attention_norm=norm, attention=replace(attention, rope=None))
+            return LayerDescription(attention_norm=norm, mixers=(replace(attention, rope=None),))
         case "mlp":
             return LayerDescription(mlp_norm=norm, mlp=_describe_mlp(hf_config, "intermediate_size"))
         case _:

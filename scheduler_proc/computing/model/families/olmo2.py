@@ -4,7 +4,8 @@ from dataclasses import replace
 from functools import partial
 
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
-from scheduler_proc.computing.model.description import AttentionDescription, ModelDescription
+from scheduler_proc.computing.model.attention_description import AttentionDescription
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import llama
 
 NORMS = {"post_attention_layernorm": "attention_out_norm", "post_feedforward_layernorm": "mlp_out_norm"}

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.description import (
-    AttentionDescription,
     DenseMlpDescription,
     MlpDescription,
     ModelDescription,
@@ -39,7 +39,7 @@ def mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> list
 def _attention_sources(name: str, layer: str, attention: AttentionDescription, hidden: int) -> list[Source]:
     return [
         *linear_sources(f"{name}.qkv_proj", f"{layer}.qkv", attention.qkv_size, hidden, has_bias=False),
-        *linear_sources(f"{name}.o_proj", f"{layer}.attention_out", hidden, attention.query_size, has_bias=False),
+        *linear_sources(f"{name}.o_proj", f"{layer}.attention_out", hidden, attention.out_size, has_bias=False),
     ]
 
 

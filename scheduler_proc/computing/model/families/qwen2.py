@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
-from scheduler_proc.computing.model.description import AttentionDescription, ModelDescription
+from scheduler_proc.computing.model.attention_description import AttentionDescription
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import llama
 from scheduler_proc.computing.model.families.layer_kinds import WHOLE_CONTEXT, WINDOW, read_kinds
 

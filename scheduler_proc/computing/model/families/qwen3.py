@@ -1,7 +1,8 @@
 """Qwen3, the dense models: Llama with a norm over each query and key head, and heads of a size of their own."""
 
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.model.description import AttentionDescription, ModelDescription
+from scheduler_proc.computing.model.attention_description import AttentionDescription
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import llama
 from scheduler_proc.computing.model.families.qwen2 import with_windows
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.description import (
     MTP,
-    AttentionDescription,
     LayerDescription,
     MlpDescription,
     ModelDescription,
@@ -47,7 +47,7 @@ def describe_hybrid(hf_config: HfConfig, mlps: Sequence[MlpDescription]) -> Mode
     default = [RECURRENT if index % period else WHOLE_CONTEXT for index in range(1, len(mlps) + 1)]
     kinds = read_kinds(hf_config, default, (RECURRENT, WHOLE_CONTEXT))
     layers = (
-        replace(layer, attention=None, recurrent=recurrent) if kind == RECURRENT else layer
+        replace(layer, mixers=(recurrent,)) if kind == RECURRENT else layer
         for layer, kind in zip(model.layers, kinds, strict=True)
     )
     return replace(model, layers=tuple(layers))
@@ -68,9 +68,9 @@ def describe_delta(hf_config: HfConfig) -> GatedDeltaDescription:
 def list_sources(model: ModelDescription) -> list[Source]:
     sources = llama.list_sources(model, qwen3_moe.mlp_sources, attention_sources=_attention_sources)
     for index, layer in enumerate(model.layers):
-        if isinstance(layer.recurrent, GatedDeltaDescription):
+        if (delta := layer.find(GatedDeltaDescription)) is not None:
             block = f"model.layers.{index}.linear_attn"
-            sources += _delta_sources(block, f"layers.{index}", layer.recurrent, model.hidden_size)
+            sources += _delta_sources(block, f"layers.{index}", delta, model.hidden_size)
     return sources if model.mtp is None else sources + _mtp_sources(model, model.mtp)
 
 

@@ -20,8 +20,8 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     if len(has_rope) < len(model.layers):
         raise hf_config.refuse("no_rope_layers", has_rope, f"there are {len(model.layers)} layers")
     layers = (
-        replace(layer, attention=replace(attention, window=None, rope=attention.rope if rotates else None))
-        for layer, attention, rotates in zip(model.layers, model.attentions, has_rope, strict=False)
+        llama.with_attention(layer, window=None, **({} if rotates else {"rope": None}))
+        for layer, rotates in zip(model.layers, has_rope, strict=False)
     )
     return replace(model, layers=tuple(layers))
 

@@ -42,9 +42,9 @@ def _chain_sources(batch: Batch, counts: Sequence[int]) -> Mapping[str, bytes]:
 
 
 def _has_states(_config: Config, model: Any, role: Role) -> bool:
-    if role == "draft" and model.recurrents:
+    if role == "draft" and model.has_states:
         raise BootError("--draft-model: the draft model has recurrent layers, which are not supported for drafts")
-    return role == "main" and bool(model.recurrents)
+    return role == "main" and model.has_states
 
 
 STATES = StepFeature(

@@ -31,7 +31,7 @@ def find_window(config: Config, model: Any) -> int | None:
 
     Raises `BootError` for lower tiers, which do not keep them.
     """
-    window = max((attention.window or 0 for attention in model.attentions), default=0)
+    window = max((mixer.window or 0 for mixer in model.mixers if mixer.cache), default=0)
     num_pages = -(-config.facts.max_model_len // config.cache.block_size)
     if not window or count_steady(window, config.cache.block_size) >= num_pages:
         return None

@@ -26,6 +26,7 @@ _CASES = tuple(
             "HAS_ROPE": table == "fp32",
             "HAS_NORM": model.startswith("Qwen3"),
             "HAS_VALUE_NORM": False,
+            "IN_PLACE": False,
             "MAX_CODE": 0.0,
         },
         launch=launch_on(HOPPER, "rotate_store", shape.num_heads, shape.num_kv_heads, shape.head_dim),

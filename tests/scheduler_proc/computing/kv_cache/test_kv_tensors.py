@@ -1,4 +1,7 @@
+import dataclasses
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,8 @@ from scheduler_proc.computing.kv_cache.kv_tensors import (
 )
 from scheduler_proc.computing.kv_cache.page_sizes import PageSizes, page_bytes
 from scheduler_proc.computing.load_runner import load_runner
-from scheduler_proc.computing.model.description import ModelDescription
+from scheduler_proc.computing.model.blocks.registry import BLOCKS
+from scheduler_proc.computing.model.description import CachePart, LayerDescription, MixerDescription, ModelDescription
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.runner import Runner
@@ -45,8 +49,8 @@ def model(model_dir: Path) -> ModelDescription:
 def test_page_bytes_are_those_of_the_tensors(model: ModelDescription) -> None:
     cache = allocate_cache(model, 5, 16, CPU)
     assert page_bytes(model, 16, CPU) == PAGE_BYTES
-    assert sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.stored) == 5 * PAGE_BYTES
-    assert [layer.keys.shape for layer in cache.stored] == [(80, 2, 16)] * 3
+    assert sum(layer.keys.nbytes + layer.values.nbytes for (layer,) in cache.layers) == 5 * PAGE_BYTES
+    assert [layer.keys.shape for (layer,) in cache.layers] == [(80, 2, 16)] * 3
     assert cache.num_pages == 5
 
 
@@ -55,11 +59,53 @@ def test_a_cache_of_codes_has_about_twice_the_pages(model_dir: Path, model: Mode
     code_bytes = page_bytes(model, 16, placement)
     assert code_bytes == PAGE_BYTES // 2 + 2 * 3 * 16 * 2 * 2
     cache = allocate_cache(model, 5, 16, placement)
-    assert sum(tensor.nbytes for layer in cache.stored for tensor in layer.tensors) == 5 * code_bytes
-    assert {layer.keys.dtype for layer in cache.stored} == {torch.int8}
+    assert sum(tensor.nbytes for tensor in cache.tensors) == 5 * code_bytes
+    assert {layer.keys.dtype for (layer,) in cache.layers} == {torch.int8}
     config = make_config(model_dir, num_pages=None, kv_cache_memory_gb=90 * PAGE_BYTES / GIB)
     assert choose_num_pages(config, PageSizes(PAGE_BYTES), GIB) == 90
     assert choose_num_pages(config, PageSizes(code_bytes), GIB) == 160
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latent(MixerDescription):
+    """One vector per token, which stands for keys and values."""
+
+    size: int
+
+    @property
+    def out_size(self) -> int:
+        return self.size
+
+    @property
+    def cache(self) -> tuple[CachePart, ...]:
+        return (CachePart("latent", (self.size,)),)
+
+
+class LatentBlock:
+    @staticmethod
+    def open_cache(tensors: Sequence[torch.Tensor], page_size: int) -> Any:
+        return tensors, page_size
+
+
+@pytest.mark.parametrize(("kv_codes", "token_bytes"), [(None, 576 * 2), (torch.int8, 576 + 2)])
+def test_a_mixer_of_any_kind_declares_what_it_keeps(
+    monkeypatch: pytest.MonkeyPatch, model: ModelDescription, kv_codes: torch.dtype | None, token_bytes: int
+) -> None:
+    """The cache, its size and its window pages follow from the parts; layers with attention have theirs."""
+    monkeypatch.setitem(BLOCKS, Latent, LatentBlock)
+    latent = Latent(size=576)
+    layers = [LayerDescription(mixers=(mixer,)) for mixer in (latent, dataclasses.replace(latent, window=20), latent)]
+    mixed = dataclasses.replace(model, layers=(*layers, model.layers[0]))
+    placement = Placement(torch.device("cpu"), torch.bfloat16, kv_codes=kv_codes)
+    own_bytes = page_bytes(dataclasses.replace(model, layers=model.layers[:1]), 16, placement)
+    assert page_bytes(mixed, 16, placement) == 3 * 16 * token_bytes + own_bytes
+    assert page_bytes(mixed, 16, placement, has_window=True) == 16 * token_bytes
+    cache = allocate_cache(mixed, 5, 16, placement, num_window_pages=2)
+    assert cache.num_bytes == 5 * (2 * 16 * token_bytes + own_bytes) + 2 * 16 * token_bytes
+    found = [[tuple(tensor.shape) for tensor in tensors] for ((tensors, _),) in cache.layers[:3]]
+    scales = [] if kv_codes is None else [(80,)]
+    assert found == [[(80, 576), *scales], [(32, 576), *[(32,) for _ in scales]], [(80, 576), *scales]]
+    assert cache.layers[3][0].keys.shape == (80, 2, 16)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +208,7 @@ def test_pages_and_states_share_the_memory_that_a_flag_gives(
     config = make_config(tmp_path, num_pages=None, kv_cache_memory_gb=0.01, max_num_seqs=8)
     runner = load_runner(config, lambda text, fraction: None)
     cache = cache_of(runner)
-    states = [part for state in cache.states.values() for part in state]
+    states = [part for stack in cache.state_tensors for part in stack]
     num_state_bytes = sum(part.nbytes for part in states)
     num_bytes = num_state_bytes + sum(tensor.nbytes for tensor in cache.tensors)
     assert 0.98 * 0.01 * GIB < num_bytes <= 0.01 * GIB
@@ -181,7 +227,7 @@ def test_a_draft_model_has_no_states(tmp_path: Path, model_dir: Path) -> None:
 def test_a_model_without_attention_has_states_alone(tmp_path: Path) -> None:
     build_checkpoint(tmp_path, "mamba2")
     runner = load_runner(make_config(tmp_path, num_pages=None, kv_cache_memory_gb=0.01), lambda text, fraction: None)
-    assert (cache_of(runner).tensors, cache_of(runner).layers) == ([], {})
+    assert cache_of(runner).tensors == []
     assert runner.states is not None
     assert runner.states.pages_per_slot == 6, "the pages of a context"
     assert runner.num_pages == 256 * 6, "all that requests can use"

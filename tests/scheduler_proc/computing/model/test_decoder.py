@@ -47,12 +47,12 @@ def our_decoder(config: Config) -> tuple[DescribedDecoder, KVTensors, torch.devi
 def our_logits(config: Config, prompts: list[list[int]]) -> Tensor:
     decoder, cache, device = our_decoder(config)
     rows = [
-        Row(i, prompt, len(prompt), pages=[3 * i, 3 * i + 1, 3 * i + 2], state_slot=i if cache.states else -1)
+        Row(i, prompt, len(prompt), pages=[3 * i, 3 * i + 1, 3 * i + 2], state_slot=i if cache.state_tensors else -1)
         for i, prompt in enumerate(prompts)
     ]
     with torch.inference_mode():
         step = make_step_inputs(plan_batch(0, [(row, len(row.ids)) for row in rows], 16), device)
-        return decoder.logits(decoder.forward(step, cache.layers, states=cache.states)).float()
+        return decoder.logits(decoder.forward(step, cache.layers)).float()
 
 
 def their_logits(model: "transformers.PreTrainedModel", prompts: list[list[int]], dtype: str) -> Tensor:
@@ -101,7 +101,7 @@ def test_the_last_layer_attends_with_last_tokens_alone(tmp_path: Path, variant: 
             if num_tokens is num_new:
                 batch = replace(batch, sample_tokens=pack_int32([0, 31, 32, 33, 70]))
             step = make_step_inputs(batch, device)
-            hidden = decoder.forward(step, cache.layers, states=cache.states)
+            hidden = decoder.forward(step, cache.layers)
             for row, num in zip(rows, num_tokens, strict=True):
                 row.num_computed += num
         assert step.head_rows is not None

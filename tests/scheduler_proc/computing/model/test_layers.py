@@ -15,9 +15,9 @@ from kernels.cpu.library import load_kernels, unload_kernels
 from kernels.formats.plain import PlainWeight
 from messages.columns import pack_int32, unpack_int32
 from scheduler_proc.computing.kv_cache.kv_tensors import allocate_cache, page_bytes
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.decoder import DescribedDecoder
 from scheduler_proc.computing.model.description import (
-    AttentionDescription,
     DenseMlpDescription,
     LayerDescription,
     ModelDescription,
@@ -40,11 +40,11 @@ CENTERED = replace(RMS, is_zero_centered=True)
 ATTENTION = AttentionDescription(num_heads=HEADS, num_kv_heads=HEADS, head_dim=HEAD_DIM, scale=HEAD_DIM**-0.5)
 ROTATED = replace(ATTENTION, rope=RopeDescription(theta=100.0))
 MLP = DenseMlpDescription(size=48, activation="silu_gated")
-PRE = LayerDescription(attention_norm=RMS, attention=ATTENTION, mlp_norm=RMS, mlp=MLP)
+PRE = LayerDescription(attention_norm=RMS, mixers=(ATTENTION,), mlp_norm=RMS, mlp=MLP)
 DELTA = GatedDeltaDescription(num_key_heads=2, num_value_heads=4, key_size=8, value_size=6, num_taps=4, norm_eps=1e-5)
-RECURRENT = replace(PRE, attention=None, recurrent=DELTA)
-MIXER, ATTENDING, MLP_ONLY = replace(RECURRENT, mlp=None), replace(PRE, mlp=None), replace(PRE, attention=None)
-BOTH = replace(PRE, recurrent=DELTA)
+RECURRENT = replace(PRE, mixers=(DELTA,))
+MIXER, ATTENDING, MLP_ONLY = replace(RECURRENT, mlp=None), replace(PRE, mlp=None), replace(PRE, mixers=())
+BOTH = replace(PRE, mixers=(ATTENTION, DELTA))
 WIDE = replace(PRE, mlp=replace(MLP, size=80))
 POST = replace(PRE, attention_norm=None, mlp_norm=None, attention_out_norm=RMS, mlp_out_norm=RMS)
 CASES: dict[str, tuple[tuple[LayerDescription, ...], dict[str, Any]]] = {
@@ -55,7 +55,7 @@ CASES: dict[str, tuple[tuple[LayerDescription, ...], dict[str, Any]]] = {
         (
             LayerDescription(
                 attention_norm=CENTERED,
-                attention=replace(ATTENTION, qk_norm=replace(CENTERED, size=HEAD_DIM)),
+                mixers=(replace(ATTENTION, qk_norm=replace(CENTERED, size=HEAD_DIM)),),
                 mlp_norm=CENTERED,
                 mlp=MLP,
                 attention_out_norm=CENTERED,
@@ -72,22 +72,22 @@ CASES: dict[str, tuple[tuple[LayerDescription, ...], dict[str, Any]]] = {
     "scaled embedding": ((PRE,) * 2, {"embedding_scale": 3.0}),
     "scaled logits": ((PRE,) * 2, {"logit_scale": 0.25, "has_tied_head": True}),
     "capped logits": ((PRE,) * 2, {"logit_softcap": 2.0}),
-    "rotated in some layers": ((PRE, replace(PRE, attention=ROTATED), PRE), {}),
-    "a window": ((replace(PRE, attention=replace(ROTATED, window=3)),) * 3, {}),
+    "rotated in some layers": ((PRE, replace(PRE, mixers=(ROTATED,)), PRE), {}),
+    "a window": ((replace(PRE, mixers=(replace(ROTATED, window=3),)),) * 3, {}),
     "windows and ropes by layer": (
         (
-            replace(PRE, attention=replace(ROTATED, window=1)),
-            replace(PRE, attention=replace(ATTENTION, rope=RopeDescription(theta=1e4))),
-            replace(PRE, attention=replace(ROTATED, window=5)),
+            replace(PRE, mixers=(replace(ROTATED, window=1),)),
+            replace(PRE, mixers=(replace(ATTENTION, rope=RopeDescription(theta=1e4)),)),
+            replace(PRE, mixers=(replace(ROTATED, window=5),)),
             PRE,
-            replace(PRE, attention=replace(ROTATED, window=5)),
+            replace(PRE, mixers=(replace(ROTATED, window=5),)),
         ),
         {},
     ),
-    "capped scores": ((replace(PRE, attention=replace(ATTENTION, softcap=0.5)),) * 3, {}),
-    "sinks": ((replace(PRE, attention=replace(ATTENTION, has_sinks=True)),) * 3, {}),
+    "capped scores": ((replace(PRE, mixers=(replace(ATTENTION, softcap=0.5),)),) * 3, {}),
+    "sinks": ((replace(PRE, mixers=(replace(ATTENTION, has_sinks=True),)),) * 3, {}),
     "sinks, capped scores and a window in some layers": (
-        (PRE, replace(PRE, attention=replace(ROTATED, has_sinks=True, softcap=1.0, window=4)), PRE),
+        (PRE, replace(PRE, mixers=(replace(ROTATED, has_sinks=True, softcap=1.0, window=4),)), PRE),
         {},
     ),
     "different MLPs": (
@@ -102,17 +102,17 @@ CASES: dict[str, tuple[tuple[LayerDescription, ...], dict[str, Any]]] = {
     "layer norms without a bias": ((replace(PRE, attention_norm=UNBIASED, mlp_norm=UNBIASED),) * 2, {}),
     "different heads": (
         (
-            replace(PRE, attention=replace(ROTATED, num_heads=2, num_kv_heads=1, head_dim=24)),
-            replace(PRE, attention=replace(ROTATED, num_kv_heads=2, window=3)),
+            replace(PRE, mixers=(replace(ROTATED, num_heads=2, num_kv_heads=1, head_dim=24),)),
+            replace(PRE, mixers=(replace(ROTATED, num_kv_heads=2, window=3),)),
             PRE,
-            replace(PRE, attention=replace(ROTATED, num_heads=2, num_kv_heads=1, head_dim=24, window=3)),
-            replace(PRE, attention=replace(ROTATED, num_kv_heads=2)),
+            replace(PRE, mixers=(replace(ROTATED, num_heads=2, num_kv_heads=1, head_dim=24, window=3),)),
+            replace(PRE, mixers=(replace(ROTATED, num_kv_heads=2),)),
             PRE,
         ),
         {},
     ),
     "norms of all query heads and all key heads": (
-        (replace(PRE, attention=replace(ROTATED, qk_norm=replace(RMS, size=HEAD_DIM), norms_whole_qk=True)),) * 3,
+        (replace(PRE, mixers=(replace(ROTATED, qk_norm=replace(RMS, size=HEAD_DIM), norms_whole_qk=True),)),) * 3,
         {},
     ),
     "recurrent layers": ((RECURRENT, RECURRENT, PRE, RECURRENT, RECURRENT, PRE), {}),
@@ -215,10 +215,12 @@ def compute_plainly(model: ModelDescription, values: dict[str, Tensor], token_id
     for index, layer in enumerate(model.layers):
         name = f"layers.{index}"
         normed, update = norm(x, values, f"{name}.attention_norm", layer.attention_norm), torch.zeros_like(x)
-        if layer.attention is not None:
-            update = attend(normed, values, name, layer.attention)
-        if isinstance(layer.recurrent, GatedDeltaDescription):
-            update = update + recur(normed, values, name, layer.recurrent)
+        for mixer in layer.mixers:
+            if isinstance(mixer, AttentionDescription):
+                update = update + attend(normed, values, name, mixer)
+            else:
+                assert isinstance(mixer, GatedDeltaDescription)
+                update = update + recur(normed, values, name, mixer)
         update = norm(update, values, f"{name}.attention_out_norm", layer.attention_out_norm)
         if layer.mlp is None:
             x = x + update
@@ -264,13 +266,13 @@ def test_logits_are_those_of_plain_torch(case: str) -> None:
     with torch.inference_mode():
         for batch in (every, last, as_decode_rows(every)):
             step = make_step_inputs(batch, placement.device)
-            logits = decoder.logits(decoder.forward(step, cache.layers, states=cache.states))
+            logits = decoder.logits(decoder.forward(step, cache.layers))
             torch.testing.assert_close(logits, expected[unpack_int32(batch.sample_tokens)], rtol=1e-4, atol=1e-4)
         # Each token's state has been stored: the row continues from any of them.
         row.num_computed, rest = 4, {"state_sources": pack_int32([3]), "state_slots": pack_int32([-1, -1, 0])}
         batch = msgspec.structs.replace(plan_batch(0, [(row, 3)], 16), **rest)
         step = make_step_inputs(batch, placement.device)
-        logits = decoder.logits(decoder.forward(step, cache.layers, states=cache.states))
+        logits = decoder.logits(decoder.forward(step, cache.layers))
     torch.testing.assert_close(logits, expected[-1:], rtol=1e-4, atol=1e-4)
 
 
@@ -283,7 +285,7 @@ def test_each_layer_has_a_cache_for_its_own_heads() -> None:
     """Bytes are counted as allocated, and layers with equal heads lie together."""
     model, placement = describe("different heads"), Placement(torch.device("cpu"), torch.float32)
     cache = allocate_cache(model, 4, 16, placement)
-    assert [(layer.num_heads, layer.head_dim) for layer in cache.stored] == [(1, 24), (2, 8), (4, 8)] * 2
+    assert [(layer.num_heads, layer.head_dim) for (layer,) in cache.layers] == [(1, 24), (2, 8), (4, 8)] * 2
     assert sum(tensor.nbytes for tensor in cache.tensors) == 4 * page_bytes(model, 16, placement)
     assert [tensor.shape[0] for tensor in cache.tensors] == [2] * 6
-    assert cache.layers[3].keys.data_ptr() == cache.tensors[0][1].data_ptr()
+    assert cache.layers[3][0].keys.data_ptr() == cache.tensors[0][1].data_ptr()

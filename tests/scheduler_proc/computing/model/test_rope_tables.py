@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from kernels.arguments.rows import RopeTables
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.rope_tables import make_rope_tables
 from tests.scheduler_proc.computing.model.families.configs import LLAMA, LLAMA3_SCALING, read
 
@@ -47,7 +48,7 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {
 
 def tables_of(parameters: dict[str, Any] | None, positions: int, served: int, **fields: Any) -> RopeTables:
     config = LLAMA | {"head_dim": 128, "rope_parameters": parameters, "max_position_embeddings": positions, **fields}
-    rope = read(config)[1].attentions[0].rope
+    rope = read(config)[1].find(AttentionDescription)[0].rope
     assert rope is not None
     return make_rope_tables(rope, 128, served, torch.device("cpu"))
 

@@ -71,7 +71,7 @@ def test_limits_follow_from_the_model_and_its_role() -> None:
     config: Any = SimpleNamespace(
         cache=cache, facts=SimpleNamespace(max_model_len=256), model=SimpleNamespace(num_lora_slots=2)
     )
-    model = SimpleNamespace(attentions=[SimpleNamespace(window=32)], recurrents={0: None}, num_token_types=2)
+    model = SimpleNamespace(mixers=[SimpleNamespace(window=32, cache=True)], has_states=True, num_token_types=2)
     tested = {"windows", "states", "kept_hidden", "adapters", "token_types"}
     assert limits_with().of_model(config, model, "main").features & tested == tested - {"kept_hidden"}
     assert limits_with().of_model(config, model, "mtp").features & tested == {"kept_hidden"}
@@ -80,7 +80,7 @@ def test_limits_follow_from_the_model_and_its_role() -> None:
     cache.kv_disk = "/tier"
     with pytest.raises(BootError, match="layers with a window"):
         limits_with().of_model(config, model, "main")
-    plain = SimpleNamespace(attentions=[SimpleNamespace(window=None)], recurrents={}, num_token_types=1)
+    plain = SimpleNamespace(mixers=[SimpleNamespace(window=None, cache=True)], has_states=False, num_token_types=1)
     assert limits_with().of_model(config, plain, "draft").features & tested == set()
     config.model.num_lora_slots = 0
     assert limits_with().of_model(config, plain, "main").features & tested == set()

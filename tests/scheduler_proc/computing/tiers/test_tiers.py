@@ -18,7 +18,10 @@ from kernels.arguments.paged_kv import SCALE_DTYPE
 from messages.errors import BootError
 from scheduler_proc.computing.backends.cpu.device import CpuDevice
 from scheduler_proc.computing.device import Device
-from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors
+from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors, allocate_cache
+from scheduler_proc.computing.model.attention_description import AttentionDescription
+from scheduler_proc.computing.model.description import LayerDescription, ModelDescription, NormDescription
+from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.tiers import tiered_pages
 from scheduler_proc.computing.tiers.disk_tier import DiskTier
 from scheduler_proc.computing.tiers.page_copies import PageCopies
@@ -227,12 +230,19 @@ Cache = tuple[KVTensors, torch.Tensor]
 
 def make_cache(dtype: torch.dtype) -> KVTensors:
     """Returns a cache of three layers, of which the second has other heads."""
-    stacks: dict[tuple[int, ...], list[torch.Tensor]] = {}
-    for layers, heads in (((0, 2), (2, 5)), ((1,), (1, 8))):
-        shape = (len(layers), NUM_PAGES * PAGE_SIZE, *heads)
-        scales = [torch.rand(shape[:-1]).to(SCALE_DTYPE) for _ in range(2)] if dtype == torch.int8 else []
-        stacks[layers] = [*(torch.randint(-99, 99, shape).to(dtype) for _ in range(2)), *scales]
-    return KVTensors(stacks, PAGE_SIZE, range(3))
+    norm = NormDescription(kind="rms", size=8, eps=1e-5)
+    layers = [
+        LayerDescription(
+            mixers=(AttentionDescription(num_heads=2, num_kv_heads=num_heads, head_dim=head_dim, scale=1.0),)
+        )
+        for num_heads, head_dim in ((2, 5), (1, 8), (2, 5))
+    ]
+    model = ModelDescription(vocab_size=1, hidden_size=8, layers=tuple(layers), final_norm=norm)
+    codes = {"kv_codes": dtype} if dtype == torch.int8 else {"kv_numbers": dtype}
+    cache = allocate_cache(model, NUM_PAGES, PAGE_SIZE, Placement(torch.device("cpu"), torch.float32, **codes))
+    for tensor in cache.tensors:
+        tensor.copy_(torch.rand(tensor.shape) if tensor.dtype == SCALE_DTYPE else torch.randint(-99, 99, tensor.shape))
+    return cache
 
 
 def contents(cache: KVTensors, page: int) -> list[torch.Tensor]:

@@ -16,11 +16,11 @@ from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasse
 from scheduler_proc.computing.kv_cache.kv_tensors import allocate_cache
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.loading.weights import make_dummy_weights
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.blocks import weights as block_weights
 from scheduler_proc.computing.model.blocks.weights import StepLinear
 from scheduler_proc.computing.model.decoder import DescribedDecoder
 from scheduler_proc.computing.model.description import (
-    AttentionDescription,
     DenseMlpDescription,
     LayerDescription,
     ModelDescription,
@@ -125,7 +125,8 @@ def load_described(model: ModelDescription) -> Runner:
     placement = Placement(torch.device("cpu"), torch.float32, quantization="int8")
     weights = make_dummy_weights(Shard(model), placement, lambda text, fraction: None)
     decoder, device = DescribedDecoder(model, weights, 96), CpuDevice()
-    limits, states = StepLimits(8, 64, 6, features=frozenset({"states"} if model.recurrents else ())), StatePool(8, 1)
+    features = frozenset({"states"} if model.has_states else ())
+    limits, states = StepLimits(8, 64, 6, features=features), StatePool(8, 1)
     cache = allocate_cache(model, 64, 16, placement, num_states=states.num_slots)
     passes = CpuForwardPasses(decoder, cache, device, limits)
     return Runner(decoder, device, passes, limits, cache.num_pages, RunnerParts(states=states))
@@ -137,7 +138,7 @@ def alternating_model() -> ModelDescription:
     attention = AttentionDescription(num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)
     mlps = [DenseMlpDescription(size=size, activation="silu_gated", has_bias=size == 96) for size in (96, 160)]
     layers = [
-        LayerDescription(attention_norm=norm, attention=attention, mlp_norm=norm, mlp=mlps[kind])
+        LayerDescription(attention_norm=norm, mixers=(attention,), mlp_norm=norm, mlp=mlps[kind])
         for kind in (0, 1, 0, 1, 1, 0, 0, 1)
     ]
     return ModelDescription(vocab_size=VOCAB_SIZE, hidden_size=64, layers=tuple(layers), final_norm=norm)
@@ -150,9 +151,9 @@ def hybrid_model() -> ModelDescription:
         num_key_heads=2, num_value_heads=4, key_size=16, value_size=32, num_taps=4, norm_eps=1e-5
     )
     mlp = DenseMlpDescription(size=96, activation="silu_gated")
-    recurrent = LayerDescription(attention_norm=norm, recurrent=delta, mlp_norm=norm, mlp=mlp)
+    recurrent = LayerDescription(attention_norm=norm, mixers=(delta,), mlp_norm=norm, mlp=mlp)
     attention = AttentionDescription(num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)
-    attending = replace(recurrent, recurrent=None, attention=attention)
+    attending = replace(recurrent, mixers=(attention,))
     layers = (*[recurrent] * 3, attending) * 3
     return ModelDescription(vocab_size=VOCAB_SIZE, hidden_size=64, layers=layers, final_norm=norm)
 

@@ -233,7 +233,7 @@ def check_penalties(pair: Pair, params: dict[str, float]) -> None:
 
 def test_a_row_without_a_token_is_a_source_that_does_no_harm(pair: Pair) -> None:
     """A row whose logits are not finite has the token -1, of which there is no embedding."""
-    cache = passes_of(pair.gpu).cache.layers[0]
+    cache = passes_of(pair.gpu).cache.layers[0][0]
     rows = [Row(i, [5, 6, 7, 8], 3, num_computed=3, pages=[20 + i]) for i in range(2)]
     cache.values[21 * 16] = float("nan")
     pair.gpu.run(plan_batch(1, [(rows[0], 1)], 16))
@@ -420,7 +420,7 @@ def test_progress_is_reported_with_the_memory_taken(pair: Pair) -> None:
 def test_the_cache_takes_its_share_of_what_steps_and_graphs_leave(pair: Pair) -> None:
     """The pages that the full step was run on are free again; for graphs not yet captured some room is left."""
     layers = passes_of(pair.gpu).cache.layers
-    page_bytes = 2 * len(layers) * 16 * layers[0].num_heads * layers[0].head_dim * 4
+    page_bytes = 2 * len(layers) * 16 * layers[0][0].num_heads * layers[0][0].head_dim * 4
     flags = {"num_pages": None, "gpu_memory_utilization": 0.5}
     eager = load_late(pair.path, LateDevice(8 << 20, 2 << 20), **flags, max_num_seqs=200, enforce_eager=True)
     assert eager.num_pages == ((2 << 20) + 6 * page_bytes) // page_bytes

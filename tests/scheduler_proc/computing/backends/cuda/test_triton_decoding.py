@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from kernels.formats import registry
 from kernels.gpu.triton_kernels import NAMES
 from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from tests.checkpoints import build_checkpoint, make_config
 from tests.gguf_models import build_block_model
 from tests.kernels.gpu.triton_in_use import DEVICE, triton_in_use
@@ -86,7 +87,7 @@ def test_triton_kernels_give_the_tokens_of_transformers(variant: str, tmp_path: 
     runner = load_runner(make_config(tmp_path, block_size=4, num_pages=32), lambda text, fraction: None)
     with triton_in_use() as taken:
         outputs = generate(runner, PROMPTS, NUM_TOKENS, Schedule(chunk_tokens=3, stagger=1, page_size=4))
-    attention = ATTENTION if runner._decoder.model.attentions else set[str]()
+    attention = ATTENTION if runner._decoder.model.find(AttentionDescription) else set[str]()
     assert OPERATIONS[variant] | attention <= set(taken)
     for prompt, output in zip(PROMPTS, outputs, strict=True):
         assert len(output) == NUM_TOKENS

@@ -14,6 +14,7 @@ from messages.errors import BootError
 from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.kv_cache.kv_tensors import allocate_cache, page_bytes
 from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.expert_description import DenseAndExpertsDescription
 from scheduler_proc.computing.model.families import gemma4
@@ -72,7 +73,7 @@ def test_sources_are_the_tensors_that_transformers_has(name: str) -> None:
 
 
 def test_heads_windows_and_ropes_by_layer() -> None:
-    layers = read_model("31B").attentions
+    layers = read_model("31B").find(AttentionDescription)
     assert [attention.window for attention in layers[:6]] == [1024] * 5 + [None]
     assert {attention.heads for attention in layers[:5]} == {(32, 16, 256)}
     assert (layers[5].heads, layers[5].shares_kv_weight, layers[4].shares_kv_weight) == ((32, 4, 512), True, False)
@@ -86,9 +87,10 @@ def test_heads_windows_and_ropes_by_layer() -> None:
 
 def test_last_layers_of_small_models_read_the_kv_of_earlier_ones() -> None:
     model = read_model("E2B")
-    assert model.kv_layers[:15] == tuple(range(15))
-    assert set(model.kv_layers[15:]) == {13, 14}
-    assert [index for index in range(15, 35) if model.kv_layers[index] == 14] == [19, 24, 29, 34]
+    kv_layers = [mixer.kv_layer for mixer in model.mixers]
+    assert kv_layers[:15] == [None] * 15
+    assert set(kv_layers[15:]) == {13, 14}
+    assert [index for index in range(15, 35) if kv_layers[index] == 14] == [19, 24, 29, 34]
     sizes = [layer.mlp.room_sizes(1536)["gated"] for layer in model.layers]
     assert (sizes[:15], sizes[15:]) == ([6144] * 15, [12288] * 20)
     assert model.layer_inputs_size == 35 * 256
@@ -99,8 +101,8 @@ def test_layers_that_read_the_kv_of_others_take_no_memory() -> None:
     assert page_bytes(model, 16, CPU) == 16 * 2 * 2 * (12 * 256 + 3 * 512)
     cache = allocate_cache(model, 2, 16, CPU)
     assert sum(tensor.nbytes for tensor in cache.tensors) == 2 * page_bytes(model, 16, CPU)
-    assert len(cache.stored) == 15
-    assert all(cache.layers[index] is cache.stored[source] for index, source in enumerate(model.kv_layers))
+    assert sum(len(tensor) for tensor in cache.tensors) == 2 * 15
+    assert all(cache.layers[index][0] is cache.layers[model.mixers[index].kv_layer][0] for index in range(15, 35))
 
 
 def test_experts_are_next_to_the_dense_mlp_of_each_layer() -> None:

@@ -16,6 +16,7 @@ from scheduler_proc.computing.hf_config import read_hf_config
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.loading.open_weights import open_weights
 from scheduler_proc.computing.loading.weights import load_weights
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.families.registry import find_family
@@ -95,9 +96,9 @@ def load(path: Path) -> Weights:
 @pytest.mark.parametrize(("fields", "num_experts"), [(GPT_OSS_20B, 32), (GPT_OSS_120B, 128)])
 def test_the_real_models(fields: dict[str, Any], num_experts: int) -> None:
     _, model = read(fields, 131072)
-    attention = model.layers[0].attention
+    attention = model.find(AttentionDescription)[0]
     assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (64, 8, 64)
-    assert [layer.attention.window for layer in model.layers[:3]] == [128, None, 128]
+    assert [attention.window for attention in model.find(AttentionDescription)[:3]] == [128, None, 128]
     assert attention.has_sinks
     assert attention.rope is not None
     assert not attention.rope.has_whole_bounds

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from messages.errors import BootError
-from scheduler_proc.computing.model.description import AttentionDescription, RopeDescription
+from scheduler_proc.computing.model.attention_description import AttentionDescription
+from scheduler_proc.computing.model.description import RopeDescription
 from tests.scheduler_proc.computing.model.families.configs import LLAMA, LLAMA3_SCALING, check_sources, read
 
 CONTEXT = 1 << 16
@@ -125,7 +126,7 @@ def rope(theta: float, factor: float = 1.0) -> RopeDescription:
 
 
 def attentions(fields: dict[str, Any]) -> list[AttentionDescription]:
-    return [layer.attention for layer in read(fields, CONTEXT)[1].layers]
+    return read(fields, CONTEXT)[1].find(AttentionDescription)
 
 
 @pytest.mark.parametrize(
@@ -171,9 +172,9 @@ def test_both_spellings_of_two_ropes_mean_the_same() -> None:
 def test_fields_that_gemma_alone_has() -> None:
     model = read(GEMMA_2_2B, CONTEXT)[1]
     assert (model.embedding_scale, model.logit_softcap, model.has_tied_head) == (48.0, 30.0, True)
-    assert (model.attentions[0].scale, model.attentions[0].softcap) == (1 / 16, 50.0)
-    assert read(GEMMA_2_2B | {"query_pre_attn_scalar": 144}, CONTEXT)[1].attentions[0].scale == 1 / 12
-    assert read(GEMMA_3_4B, CONTEXT)[1].attentions[0].heads == (8, 4, 256)
+    assert (model.find(AttentionDescription)[0].scale, model.find(AttentionDescription)[0].softcap) == (1 / 16, 50.0)
+    assert read(GEMMA_2_2B | {"query_pre_attn_scalar": 144}, CONTEXT)[1].find(AttentionDescription)[0].scale == 1 / 12
+    assert read(GEMMA_3_4B, CONTEXT)[1].find(AttentionDescription)[0].heads == (8, 4, 256)
 
 
 @pytest.mark.parametrize("architecture", ["Gemma2", "Gemma3", "Olmo2", "Olmo3", "Cohere2", "Exaone4"])

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from messages.errors import BootError
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from tests.scheduler_proc.computing.model.families.configs import LLAMA, LLAMA3_SCALING, check_sources, read
 
 FACTORS = [2.0] * 4
@@ -60,7 +61,7 @@ def test_what_cannot_run_as_it_must_is_refused(fields: dict[str, Any], complaint
 @pytest.mark.parametrize(("window", "served"), [(None, None), (1, 1), (63, 63), (64, None), (4096, None)])
 def test_a_window_shorter_than_the_context_is_that_of_all_layers(window: int | None, served: int | None) -> None:
     model = read(MISTRAL | {"sliding_window": window})[1]
-    assert [layer.attention.window for layer in model.layers] == [served] * 2
+    assert [mixer.window for mixer in model.mixers] == [served] * 2
     assert read(LLAMA | {"sliding_window": window})[1] == read(LLAMA)[1], "transformers gives Llama no window"
 
 
@@ -76,7 +77,7 @@ def test_a_window_shorter_than_the_context_is_that_of_all_layers(window: int | N
     ],
 )
 def test_both_spellings_of_rope_mean_the_same(old: dict[str, Any], new: dict[str, Any]) -> None:
-    ours = read(LLAMA | old)[1].attentions[0].rope
-    assert ours == read(LLAMA | {"rope_parameters": new})[1].attentions[0].rope
+    ours = read(LLAMA | old)[1].find(AttentionDescription)[0].rope
+    assert ours == read(LLAMA | {"rope_parameters": new})[1].find(AttentionDescription)[0].rope
     assert ours is not None
     assert ours.theta == old["rope_theta"]

@@ -1,11 +1,12 @@
 """Qwen2: Llama with a bias on query, key and value."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from messages.errors import BootError
+from scheduler_proc.computing.model.attention_description import AttentionDescription
+from scheduler_proc.computing.model.families import llama
 from tests.scheduler_proc.computing.model.families.configs import LLAMA, LLAMA3_SCALING, QWEN2, check_sources, read
 
 WINDOWS = {"use_sliding_window": True}
@@ -23,7 +24,7 @@ WINDOWS = {"use_sliding_window": True}
     ],
 )
 def test_layers_with_a_window(fields: dict[str, Any], windows: list[int | None]) -> None:
-    assert [layer.attention.window for layer in read(QWEN2 | fields)[1].layers] == windows
+    assert [mixer.window for mixer in read(QWEN2 | fields)[1].mixers] == windows
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_what_cannot_run_as_it_must_is_refused(fields: dict[str, Any], complaint
 
 def test_qwen2_is_llama_with_a_bias_on_query_key_and_value() -> None:
     ours, theirs = (read(fields)[1].layers[0] for fields in (QWEN2 | {"attention_bias": False}, LLAMA))
-    assert ours == replace(theirs, attention=replace(theirs.attention, has_qkv_bias=True))
+    assert ours == llama.with_attention(theirs, has_qkv_bias=True)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_qwen2_is_llama_with_a_bias_on_query_key_and_value() -> None:
     ],
 )
 def test_both_spellings_of_rope_mean_the_same(old: dict[str, Any], new: dict[str, Any]) -> None:
-    ours = read(QWEN2 | old)[1].attentions[0].rope
-    assert ours == read(QWEN2 | {"rope_parameters": new})[1].attentions[0].rope
+    ours = read(QWEN2 | old)[1].find(AttentionDescription)[0].rope
+    assert ours == read(QWEN2 | {"rope_parameters": new})[1].find(AttentionDescription)[0].rope
     assert ours is not None
     assert ours.theta == old["rope_theta"]

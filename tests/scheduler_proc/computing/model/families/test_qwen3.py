@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from messages.errors import BootError
+from scheduler_proc.computing.model.attention_description import AttentionDescription
+from scheduler_proc.computing.model.families import llama
 from tests.scheduler_proc.computing.model.families.configs import LLAMA, LLAMA3_SCALING, QWEN3, check_sources, read
 
 
@@ -39,8 +41,9 @@ def test_what_cannot_run_as_it_must_is_refused(fields: dict[str, Any], complaint
 def test_qwen3_norms_its_heads_and_has_a_head_size_of_its_own() -> None:
     ours, theirs = (read(fields)[1].layers[0] for fields in (QWEN3, LLAMA | {"head_dim": 10}))
     head_norm = replace(theirs.attention_norm, size=10)
-    assert ours == replace(theirs, attention=replace(theirs.attention, qk_norm=head_norm))
-    assert read({name: value for name, value in QWEN3.items() if name != "head_dim"})[1].attentions[0].head_dim == 128
+    assert ours == llama.with_attention(theirs, qk_norm=head_norm)
+    (without, *_) = read({name: value for name, value in QWEN3.items() if name != "head_dim"})[1].layers
+    assert without.find(AttentionDescription).head_dim == 128
 
 
 @pytest.mark.parametrize(
@@ -55,7 +58,7 @@ def test_qwen3_norms_its_heads_and_has_a_head_size_of_its_own() -> None:
     ],
 )
 def test_both_spellings_of_rope_mean_the_same(old: dict[str, Any], new: dict[str, Any]) -> None:
-    ours = read(QWEN3 | old)[1].attentions[0].rope
-    assert ours == read(QWEN3 | {"rope_parameters": new})[1].attentions[0].rope
+    ours = read(QWEN3 | old)[1].find(AttentionDescription)[0].rope
+    assert ours == read(QWEN3 | {"rope_parameters": new})[1].find(AttentionDescription)[0].rope
     assert ours is not None
     assert ours.theta == old["rope_theta"]

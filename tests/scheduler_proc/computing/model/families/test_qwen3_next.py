@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from messages.errors import BootError
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.sharding import Shard
 from tests.checkpoints import build_checkpoint, make_config
 from tests.scheduler_proc.computing.model.families.configs import LLAMA, check_sources, read
@@ -42,11 +43,15 @@ def test_sources_fill_every_element_of_every_parameter_once(fields: dict[str, An
     check_sources(fields)
 
 
+def recurrent(model: ModelDescription) -> list[int]:
+    return [index for index, mixer in enumerate(model.mixers) if mixer.state]
+
+
 def test_each_fourth_layer_attends_unless_config_json_names_others() -> None:
-    assert list(read(QWEN3_5)[1].recurrents) == [0, 1, 2]
-    assert list(read(QWEN3_5 | {"full_attention_interval": 2})[1].recurrents) == [0, 2]
+    assert recurrent(read(QWEN3_5)[1]) == [0, 1, 2]
+    assert recurrent(read(QWEN3_5 | {"full_attention_interval": 2})[1]) == [0, 2]
     kinds = ["full_attention", "linear_attention", "full_attention", "full_attention"]
-    assert list(read(QWEN3_5 | {"layer_types": kinds})[1].recurrents) == [1]
+    assert recurrent(read(QWEN3_5 | {"layer_types": kinds})[1]) == [1]
 
 
 def test_shares_of_experts_are_always_renormalized_in_qwen3_5() -> None:
@@ -76,12 +81,12 @@ def test_ranks_divide_heads() -> None:
     """Value heads in GGUF's order belong to all key heads in turn: a rank has some of each, and all key heads."""
     _, model = read(QWEN3_5)
     sizes = {"num_attention_heads": 6, "num_key_value_heads": 6, "intermediate_size": 24}
-    delta: Any = Shard(model, 1, 2).own.recurrents[0]
+    delta: Any = Shard(model, 1, 2).own.mixers[0]
     assert (delta.num_key_heads, delta.num_value_heads) == (1, 3)
     with pytest.raises(BootError, match="--tensor-parallel 3: it does not divide the model's 2 key heads"):
         Shard(read(QWEN3_5 | sizes)[1], 0, 3)
     _, tiled = read(QWEN3_5 | sizes | {"has_tiled_value_heads": True})
-    delta = Shard(tiled, 1, 3).own.recurrents[0]
+    delta = Shard(tiled, 1, 3).own.mixers[0]
     assert (delta.num_key_heads, delta.num_value_heads) == (2, 2)
     with pytest.raises(BootError, match="--tensor-parallel 2: it does not divide the model's 3 value heads of each"):
         Shard(tiled, 0, 2)

@@ -10,6 +10,7 @@ import transformers
 
 from messages.errors import BootError
 from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.families.registry import ENCODERS, FAMILIES, find_family
 from scheduler_proc.computing.model.stages import model_parameters
 from tests.checkpoints import KEPT_BUFFERS
@@ -29,13 +30,13 @@ def num_parameters_of_transformers(fields: Fields) -> int:
 def test_the_description_has_the_numbers_of_the_checkpoint(name: str) -> None:
     real, hf_config = REAL[name], HfConfig(REAL[name].config)
     model = find_family(hf_config).describe(hf_config, real.context)
-    attentions = model.attentions
+    attentions = model.find(AttentionDescription)
     num_copied = sum(model.hidden_size * each.kv_size for each in attentions if each.shares_kv_weight)
     num_parameters = sum(math.prod(parameter.shape) for parameter in model_parameters(model)) - num_copied
     assert num_parameters / 1e9 == pytest.approx(real.billions, rel=0.01)
     assert num_parameters == num_parameters_of_transformers(real.config)
     assert Counter(attention.window for attention in attentions if attention.window) == real.windows
-    assert len(model.recurrents) == real.num_recurrent
+    assert sum(bool(mixer.state) for mixer in model.mixers) == real.num_recurrent
     assert sum(attention.rope is None for attention in attentions) == real.num_unrotated
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from messages.errors import BootError
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.description import ModelDescription
 from tests.scheduler_proc.computing.model.families.configs import LLAMA, check_sources, read
 
@@ -123,7 +124,8 @@ def test_sources_fill_every_element_of_every_parameter_once(name: str) -> None:
 
 
 def test_heads_and_parts_that_are_rotated() -> None:
-    found = {name: (read_real(name).attentions[0].heads, read_real(name).attentions[0].num_rotated) for name in REAL}
+    attentions = {name: read_real(name).find(AttentionDescription)[0] for name in REAL}
+    found = {name: (attention.heads, attention.num_rotated) for name, attention in attentions.items()}
     assert found == {
         "Phi-3-mini": ((32, 32, 96), 96),
         "Phi-4-mini": ((24, 8, 128), 96),
@@ -136,14 +138,14 @@ def test_heads_and_parts_that_are_rotated() -> None:
 
 
 def test_a_window_shorter_than_the_context() -> None:
-    assert {attention.window for attention in read_real("Phi-3-mini").attentions} == {2047}
-    assert {attention.window for attention in read_real("Phi-4-mini").attentions} == {None}
+    assert {attention.window for attention in read_real("Phi-3-mini").find(AttentionDescription)} == {2047}
+    assert {attention.window for attention in read_real("Phi-4-mini").find(AttentionDescription)} == {None}
 
 
 def test_each_fourth_layer_of_smollm3_is_not_rotated() -> None:
-    ropes = [attention.rope is not None for attention in read_real("SmolLM3").attentions]
+    ropes = [attention.rope is not None for attention in read_real("SmolLM3").find(AttentionDescription)]
     assert ropes == [True, True, True, False] * 9
-    by_interval = read({**SMOLLM3, "no_rope_layers": None})[1].attentions
+    by_interval = read({**SMOLLM3, "no_rope_layers": None})[1].find(AttentionDescription)
     assert [attention.rope is not None for attention in by_interval] == ropes
     assert read_real("SmolLM3").has_tied_head
 
@@ -152,15 +154,15 @@ def test_granite_scales_what_enters_the_residual_stream_in_place_of_updates() ->
     model = read_real("Granite")
     assert model.embedding_scale == pytest.approx(12 / 0.22)
     assert model.final_norm.eps == model.layers[3].mlp_norm.eps == pytest.approx(1e-5 / 0.22**2)  # pyright: ignore[reportOptionalMemberAccess]
-    assert (model.attentions[0].scale, model.logit_scale) == (0.015625, 0.125)
+    assert (model.find(AttentionDescription)[0].scale, model.logit_scale) == (0.015625, 0.125)
 
 
 def test_norms_of_glm_4_are_before_and_after() -> None:
     layer = read_real("GLM-4").layers[0]
     assert None not in (layer.attention_norm, layer.attention_out_norm, layer.mlp_norm, layer.mlp_out_norm)
-    attention = read_real("GLM-4").attentions[0]
+    attention = read_real("GLM-4").find(AttentionDescription)[0]
     assert (attention.has_qkv_bias, attention.has_out_bias) == (True, False)
-    assert not read({**GLM4, "attention_bias": False})[1].attentions[0].has_qkv_bias
+    assert not read({**GLM4, "attention_bias": False})[1].find(AttentionDescription)[0].has_qkv_bias
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from messages.errors import BootError
 from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.mamba_description import MambaDescription
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.model.short_conv_description import ShortConvDescription
@@ -105,21 +106,22 @@ def test_sources_fill_every_element_of_every_parameter_once(fields: dict[str, An
 
 def test_layers_have_what_their_kind_needs_alone() -> None:
     layers = read(NEMOTRON)[1].layers
-    assert [layer.recurrent is not None for layer in layers] == [True, False, False, False]
-    assert [layer.attention is not None for layer in layers] == [False, True, False, False]
+    assert [any(mixer.state for mixer in layer.mixers) for layer in layers] == [True, False, False, False]
+    assert [any(mixer.cache for mixer in layer.mixers) for layer in layers] == [False, True, False, False]
     assert [layer.mlp is not None for layer in layers] == [False, False, True, True]
-    assert not read(MAMBA2)[1].attentions
+    assert not any(mixer.cache for mixer in read(MAMBA2)[1].mixers)
     for layer in read(FALCON)[1].layers:
-        assert None not in (layer.attention, layer.recurrent, layer.mlp)
+        assert [type(mixer) for mixer in layer.mixers] == [AttentionDescription, MambaDescription]
+        assert layer.mlp is not None
     named = read(NEMOTRON | {"layers_block_type": ["mamba", "attention", "mlp", "moe"]})[1]
     assert named == read(NEMOTRON)[1]
 
 
 def test_sizes_of_states() -> None:
-    (mamba,) = read(MAMBA2 | {"num_hidden_layers": 1})[1].recurrents.values()
-    assert [(part.shape, part.is_float32) for part in mamba.state] == [((3, 64), False), ((6, 8, 4), True)]
-    (conv,) = read(LFM2 | {"conv_L_cache": 4})[1].recurrents.values()
-    assert [(part.shape, part.is_float32) for part in conv.state] == [((3, 24), False)]
+    (mamba,) = read(MAMBA2 | {"num_hidden_layers": 1})[1].mixers
+    assert [(part.shape, part.number) for part in mamba.state] == [((3, 64), "activation"), ((6, 8, 4), "float32")]
+    conv = read(LFM2 | {"conv_L_cache": 4})[1].find(ShortConvDescription)[0]
+    assert [(part.shape, part.number) for part in conv.state] == [((3, 24), "activation")]
 
 
 def test_inner_values_of_an_mlp_of_lfm2() -> None:
@@ -142,16 +144,16 @@ def test_inner_values_of_an_mlp_of_lfm2() -> None:
     ],
 )
 def test_limits_of_time_steps(written: object, limits: tuple[float, float]) -> None:
-    mamba = read(MAMBA2 | {"time_step_limit": written})[1].layers[0].recurrent
+    mamba = read(MAMBA2 | {"time_step_limit": written})[1].layers[0].mixers[0]
     assert isinstance(mamba, MambaDescription)
     assert mamba.time_limits == limits
 
 
 def test_ranks_have_whole_groups_of_heads_and_channels() -> None:
-    own = Shard(read(MAMBA2)[1], 0, 2).own.layers[0].recurrent
+    own = Shard(read(MAMBA2)[1], 0, 2).own.layers[0].mixers[0]
     assert isinstance(own, MambaDescription)
     assert (own.num_heads, own.num_groups, own.conv_size) == (3, 1, 32)
-    conv = Shard(read(LFM2)[1], 0, 2).own.layers[0].recurrent
+    conv = Shard(read(LFM2)[1], 0, 2).own.layers[0].mixers[0]
     assert isinstance(conv, ShortConvDescription)
     assert conv.size == 12
     with pytest.raises(BootError, match="--tensor-parallel 3: it does not divide the model's 2 groups of Mamba heads"):

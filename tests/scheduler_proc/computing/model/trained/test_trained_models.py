@@ -176,7 +176,7 @@ def our_perplexity(path: Path, held_out: Tensor, spoil: Spoil = lambda states: N
     service = Service(path, **flags)
     forward_passes = service.runner.forward_passes
     assert isinstance(forward_passes, CpuForwardPasses)
-    inbox = service.finish(requests, lambda: spoil(forward_passes.cache.states.values()))
+    inbox = service.finish(requests, lambda: spoil(forward_passes.cache.state_tensors))
     logprobs = [logprob for own in inbox.prompt_logprobs.values() for _, logprob, _ in own]
     assert len(logprobs) == HELD_OUT_ROWS * (CONTEXT - 1)
     return math.exp(-sum(logprobs) / len(logprobs))
