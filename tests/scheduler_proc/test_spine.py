@@ -31,7 +31,7 @@ SPINE = [
 
 FEATURES = re.compile(
     r"window|state_(slots?|sources?|rows)|has_states|cache\.states|hidden_slots|kept_hidden|adapter|lora|token_type"
-    r"|state_?plan|stateslots|checkpoint|tiers|placed_rows|span",
+    r"|state_?plan|stateslots|checkpoint|tiers|placed_",
     re.IGNORECASE,
 )
 
