@@ -308,9 +308,9 @@ class UserMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     num_chars_sent: int = 0
     engine: int = 1
     group: int = 0
+    spans: tuple[PromptSpan, ...] = ()
     begins_in_thought: bool = False
     """The chat template has opened the model's reasoning."""
-    spans: tuple[PromptSpan, ...] = ()
 
 
 class AbortMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
