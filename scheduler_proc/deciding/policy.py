@@ -187,6 +187,7 @@ class Policy:
         """Preempts `last` for `req`. Raises `MustCommitError` if a step is in flight."""
         if not plan.may_preempt:
             raise MustCommitError
+        plan.forget(last)
         self._stages.preempt(last, ends_turn=ends_turn)
         self.notes.preempted.append(PreemptedRow(last.uid, last.pending.attempt, req.uid))
         self.num_preemptions += 1

@@ -56,6 +56,14 @@ class StepPlan:
         """Returns the chunks of the step in flight, and those of this one so far."""
         return chain(self.in_flight, self.chunks)
 
+    def forget(self, req: Req) -> None:
+        """Takes the chunk of a request that is preempted out of the plan, with its pages and its tokens."""
+        for chunk in [chunk for chunk in self.chunks if chunk.req is req]:
+            self.num_tokens_left += chunk.end - chunk.start
+            self.num_yielding_left += (chunk.end - chunk.start) * req.pending.gives_way
+            self.chunks = [other for other in self.chunks if other is not chunk]
+            self.pages_in_work = {key: uid for key, uid in self.pages_in_work.items() if uid != req.uid}
+
     def count_missing(self, req: Req) -> int:
         """Returns the number of tokens of a prompt that no step computes so far."""
         return len(req.token_ids) - self.ends_in_flight.get(req.uid, req.num_computed_tokens)

@@ -7,7 +7,7 @@ and steps or rows that fail.
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from scheduler_proc.deciding.pages.page_keys import MIN_PAGE_TOKENS
@@ -39,6 +39,16 @@ def windows_for(chance: random.Random, page_size: int, max_num_batched_tokens: i
     return window, min(num_pages, least + chance.choice((0, 0, 3, 10)))
 
 
+@example(
+    seed=438401,  # a short prompt passes a long one, which then needs its pages in the same plan
+    sizes={"page_size": 1, "max_num_seqs": 3, "max_num_batched_tokens": 7, "is_sharing": False},
+    num_spare=0,
+    bench_type=OverlappedBench,
+    needs={"windows", "states"},
+    drafts=None,
+    is_faulty=True,
+    rich_share=0.0,
+)
 @given(
     seed=st.integers(0, 2**32),
     sizes=SIZES,
