@@ -1,4 +1,4 @@
-"""Finds constructions that read as translated, in comments, docstrings, messages and pages.
+"""Finds constructions that read as translated, in comments, docstrings, messages, pages and the names of Python code.
 
 `python tools/check_english.py [PATHS]` prints each as `file:line: text: advice`, and fails if it finds any. It ignores
 quoted text, code in backquotes and addresses, and in tests all strings except docstrings. No line can be excused: a
@@ -97,6 +97,14 @@ PATTERNS = (
     ),
 )
 
+NAME = Pattern(
+    "name",
+    r"(?:^|_)(?:tell|tells|told|hears?|heard|beside|given|wanted|nobody|whoever|somebody|says?|said|go(?:es|ne)?_on|"
+    r"but_for)(?:_|$)|^_?(?:note|noted)(?:_|$)|^_?most_(?!common)",
+    "a name in the field's words: reports, receives, requested, continues, `record_x`, `max_x`",
+)
+"""Of a function, class, parameter or variable."""
+
 C_TOKEN = re.compile(
     r"/\*(?P<block>.*?)\*/|//(?P<line>[^\n]*)|"
     r"(?P<string>\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|`(?:\\.|[^`\\])*`)",
@@ -162,7 +170,27 @@ def check(path: Path) -> list[Finding]:
         for match in re.finditer(pattern.expression, masked)
         if not match.groupdict().get("good")
     ]
+    if path.suffix == ".py":
+        found += [
+            Finding(path, line, NAME.name, name, NAME.advice)
+            for line, name in sorted(_defined_names(source))
+            if re.search(NAME.expression, name)
+        ]
     return sorted(found, key=lambda finding: finding.line)
+
+
+def _defined_names(source: str) -> set[tuple[int, str]]:
+    """Returns the names that the code defines, with their lines."""
+    names: set[tuple[int, str]] = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add((node.lineno, name))
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
+                names.add((node.lineno, name))
+            case _:
+                pass
+    return names
 
 
 def mask(text: str) -> str:

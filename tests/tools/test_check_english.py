@@ -102,6 +102,14 @@ def test_strings_of_tests_are_not_read(tmp_path: Path):
     assert (3, "goes on") not in names_of(tmp_path / "tests/test_module.py", PYTHON)
 
 
+def test_names_of_python_code_are_read(tmp_path: Path):
+    source = "def tell_end(wanted, found):\n    self.note_x = most_rows = found\n    noted_by = most_common\n"
+    path = tmp_path / "names.py"
+    path.write_text(source, encoding="utf-8")
+    found = [(finding.line, finding.text) for finding in check_english.check(path)]
+    assert found == [(1, "tell_end"), (1, "wanted"), (2, "most_rows"), (2, "note_x"), (3, "noted_by")]
+
+
 def test_c_and_javascript_have_comments_and_messages(tmp_path: Path):
     source = 'int a; // goes on\n/* nobody\n   goes on */\nconst char *b = "it goes on // here";\n'
     found = [(1, "goes on"), (2, "nobody"), (3, "goes on"), (4, "goes on")]
