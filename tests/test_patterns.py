@@ -34,7 +34,6 @@ EXEMPT = {
     ("frontend/parsing/whole_calls.py", "before"): IN_TIME,
     ("frontend/parsing/whole_calls.py", "behind"): IN_TIME,
     ("frontend/parsing/whole_calls.py", "pattern"): IN_TIME,
-    ("kernels/cpu/library.py", "LISTED"): "it reads our own header",
     ("tokenizer_proc/infill.py", "inside"): "it is made of plain texts",
 }
 """By file and the name of the pattern, or its source: why it may be slow, or cannot be checked here."""

@@ -1,7 +1,6 @@
 """The arguments of the C kernels: one structure an operation, declared here for Python and for C (headers.py)."""
 
 import ctypes
-import re
 from typing import Any
 
 ALL_KEYS = (1 << 31) - 1
@@ -233,8 +232,10 @@ class Arguments(ctypes.Structure):
 
 def _structure(name: str, declaration: str) -> type[Arguments]:
     fields: list[tuple[str, Any]] = []
-    without_comments = re.sub(r"/\*.*?\*/", "", declaration.replace("STATE_ROWS", STATE_ROWS))
-    for kind, names in re.findall(r"(?:const )?(\w+) ([^;]+);", without_comments):
+    pieces = declaration.replace("STATE_ROWS", STATE_ROWS).split("/*")
+    without_comments = pieces[0] + "".join(piece.partition("*/")[2] for piece in pieces[1:])
+    for statement in without_comments.split(";")[:-1]:
+        kind, _, names = statement.strip().removeprefix("const ").partition(" ")
         fields += [(one.strip(" *"), POINTER if "*" in one else TYPES[kind]) for one in names.split(",")]
     made = type(name, (Arguments,), {"_fields_": fields})
     assert ctypes.sizeof(made) % WORD == 0

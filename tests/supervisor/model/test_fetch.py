@@ -31,6 +31,7 @@ class Fetch:
         self._monkeypatch = monkeypatch
         monkeypatch.setenv("HF_HOME", str(home))
         monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)  # tests that import transformers set it
 
     def __call__(self, endpoint: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         self._monkeypatch.setenv("HF_ENDPOINT", endpoint)

@@ -36,7 +36,9 @@ class CpuRunnerFactory:
         return free_cpu_cache_bytes(self._limits.num_pages * bytes_per_page, run.data_parallel * run.tensor_parallel)
 
     def warm_up(self, runner: Runner, cache: KVTensors) -> str:
-        used = [tensor[:WARM_UP_TOKENS] for tensor in _tensors(cache)] + [tensor[:1] for tensor in _states(cache)]
+        hidden = [] if cache.hidden is None else [cache.hidden]  # may be another model's
+        used = [tensor[:WARM_UP_TOKENS] for tensor in _tensors(cache) + hidden]
+        used += [tensor[:1] for tensor in _states(cache)]
         before = [slots.clone() for slots in used]
         runner.run(plan_warm_up(self._config, min(WARM_UP_TOKENS, self._limits.max_num_batched_tokens)))
         for slots, content in zip(used, before, strict=True):

@@ -89,7 +89,7 @@ def test_each_format_has_its_file(model_dir: Path, cache: Path) -> None:
     for placement in (INT4, int8, Placement(INT4.device, torch.float32, "int8")):
         assert MADE in load(model_dir, placement)[1]
     assert len(list(cache.iterdir())) == 3
-    assert load(model_dir, int8)[0]["head"].format.name == "int8"
+    assert load(model_dir, int8)[0]["head"].format.name == "packed blocks"
     assert load(model_dir, Placement(INT4.device, torch.bfloat16))[1] == {MADE}
 
 

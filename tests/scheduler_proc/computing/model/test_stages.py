@@ -48,7 +48,7 @@ class Model:
     def run_whole(self, steps: list[StepInputs]) -> list[Tensor]:
         decoder = DescribedDecoder(self.description, self.load(range(self.num_layers)), self.max_len)
         cache = self.make_cache()
-        return [decoder.logits(decoder.forward(step, cache.layers, states=cache.states)) for step in steps]
+        return [decoder.logits(decoder.forward(step, cache.layers)) for step in steps]
 
     def run_halves(self, steps: list[StepInputs], num_first: int) -> list[Tensor]:
         model, ranges = self.description, (range(num_first), range(num_first, self.num_layers))
@@ -68,8 +68,7 @@ class Model:
         for step in steps:
             stream = embedding.begin(step, NEW_MEMORY)
             for half, layers, cache in zip(halves, ranges, caches, strict=True):
-                states = {index: state for index, state in cache.states.items() if index in layers}
-                half.apply(stream, {index: kv for index, kv in cache.layers.items() if index in layers}, None, states)
+                half.apply(stream, [kept if index in layers else () for index, kept in enumerate(cache.layers)])
             logits.append(head.logits(head.end(stream)))
         return logits
 

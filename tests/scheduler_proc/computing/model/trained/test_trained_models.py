@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from kernels.arguments.paged_kv import PagedKV
 from messages.ring.requests import UserMsg
 from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.load_runner import load_runner
@@ -176,7 +177,8 @@ def our_perplexity(path: Path, held_out: Tensor, spoil: Spoil = lambda states: N
     service = Service(path, **flags)
     forward_passes = service.runner.forward_passes
     assert isinstance(forward_passes, CpuForwardPasses)
-    inbox = service.finish(requests, lambda: spoil(forward_passes.cache.state_tensors))
+    states = [kept for layer in forward_passes.cache.layers for kept in layer if not isinstance(kept, PagedKV)]
+    inbox = service.finish(requests, lambda: spoil(states))
     logprobs = [logprob for own in inbox.prompt_logprobs.values() for _, logprob, _ in own]
     assert len(logprobs) == HELD_OUT_ROWS * (CONTEXT - 1)
     return math.exp(-sum(logprobs) / len(logprobs))
