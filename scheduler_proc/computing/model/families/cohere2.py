@@ -9,7 +9,7 @@ from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.description import ModelDescription, NormDescription
 from scheduler_proc.computing.model.families import llama
-from scheduler_proc.computing.model.families.family import Source
+from scheduler_proc.computing.model.families.family import InterleavedHeads, Source
 from scheduler_proc.computing.model.families.layer_kinds import WHOLE_CONTEXT, WINDOW, describe_kinds
 
 NORMS = {"input_layernorm": "attention_norm"}
@@ -35,7 +35,9 @@ def list_sources(model: ModelDescription) -> list[Source]:
     attention = model.find(AttentionDescription)[0]
     heads = {"q_proj": attention.num_heads, "k_proj": attention.num_kv_heads}
     return [
-        replace(source, interleaved_heads=heads.get(source.name.split(".")[-2], 0))
+        replace(source, change=InterleavedHeads(heads[part]))
+        if (part := source.name.split(".")[-2]) in heads
+        else source
         for source in llama.list_sources(model, norms=NORMS)
     ]
 
