@@ -119,7 +119,7 @@ LAYERS = {
         "supervisor/stalls.py",
         "supervisor/child.py supervisor/console.py supervisor/memory_files.py supervisor/signals.py",
         "supervisor/programs.py",
-        "supervisor/log_ring.py supervisor/process_files.py supervisor/early_scheduler.py",
+        "supervisor/log_ring.py supervisor/output_lines.py supervisor/process_files.py supervisor/early_scheduler.py",
         "supervisor/python_process.py",
     ),
     "scheduler_proc/deciding": (

@@ -82,7 +82,10 @@ class Model:
 
     def make_steps(self) -> list[StepInputs]:
         """Returns a step of two prompts, one with two chunks, then mixed ones and one of decode rows."""
-        chooser, has_states = random.Random(5), any(mixer.state for layer in self.description.layers for mixer in layer.mixers)
+        chooser, has_states = (
+            random.Random(5),
+            any(mixer.state for layer in self.description.layers for mixer in layer.mixers),
+        )
         prompts = [[chooser.randrange(VOCAB_SIZE) for _ in range(length)] for length in (21, 30)]
         rows = [
             Row(i, ids, len(ids), pages=[2 * i, 2 * i + 1], state_slot=i if has_states else -1)
