@@ -41,11 +41,11 @@ ONE_PART = Parts(1, 0)
 
 @dataclass(frozen=True)
 class InterleavedHeads:
-    """Heads in which neighbouring rows are rotated together in the checkpoint, where we rotate halves: this is so in
-    the first `num_rotated` rows of each, or in all."""
+    """Heads in which neighbouring rows are rotated together in the checkpoint, where we rotate halves; their rotated
+    rows are the first ones."""
 
     num_heads: int
-    num_rotated: int | None = None
+    num_rotated: int
 
 
 RowFactors = tuple[tuple[float, int], ...]

@@ -35,7 +35,8 @@ def list_sources(model: ModelDescription) -> list[Source]:
 
 
 def with_interleaved_heads(sources: list[Source], model: ModelDescription) -> list[Source]:
-    attention = model.find(AttentionDescription)[0]
+    """In layers without positions another order of the same rows of queries and keys changes nothing."""
+    attention = max(model.find(AttentionDescription), key=lambda each: each.num_rotated)
     heads = {"q_proj": attention.num_heads, "k_proj": attention.num_kv_heads}
     return [
         replace(source, change=InterleavedHeads(heads[part], attention.num_rotated))
