@@ -22,9 +22,10 @@ class Architecture:
     """An architecture of GGUF files.
 
     `model_names` and `layer_names` map names in the file, without `blk.N.` and `.weight`, to those of a checkpoint; or
-    names with their last part (`.weight`, `.scale`) or without one to whole ones. `{}` is the number of an expert,
-    whose tensors the file has stacked. `interleaved` maps names whose rows have the halves of each head interleaved to
-    the field of config.json with their number of heads. `has_whole_norms`: norms are larger by 1 in the file.
+    names with their last part (`.weight`, `.scale`) or without one to whole ones. `{}` stands for the numbers of all
+    experts, whose tensors the file has stacked. `interleaved` maps names whose rows have the halves of
+    each head interleaved to the field of config.json with their number of heads. `has_whole_norms`: norms are larger by
+    1 in the file.
     """
 
     hf_name: str

@@ -1,4 +1,7 @@
-"""config.json of a model in GGUF, made of its metadata: one function per kind of model."""
+"""config.json of a model in GGUF, made of its metadata: one function per kind of model.
+
+Fields whose values are the defaults of families here and of transformers are left out.
+"""
 
 import struct
 from math import prod
@@ -224,5 +227,4 @@ def gpt2_config(fields: ModelFields) -> dict[str, Any]:
         "n_positions": fields.count("context_length"),
         "n_inner": fields.count("feed_forward_length"),
         "layer_norm_epsilon": fields.number("attention.layer_norm_epsilon"),
-        "activation_function": "gelu_new",
     }

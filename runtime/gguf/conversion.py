@@ -55,12 +55,6 @@ IN_BLOCKS = "is_in_blocks"
 MOST_PLAIN = 1 / 8
 """The maximum size of plain numbers, in 16 bits each, as a part of that of the blocks."""
 
-EXPERT_COUNTS = "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"
-"""Fields of config.json."""
-
-MOST_EXPERT_TENSORS = 1 << 19
-"""The maximum of the tensors into which stacks are split. The largest models have 200,000."""
-
 
 def find_architecture(file: GgufFile) -> Architecture:
     """Returns the architecture of a model. Raises `BootError` for one that is not supported, and for other files."""
@@ -112,13 +106,6 @@ def list_tensors(file: GgufFile) -> dict[str, HfTensor]:
         name, hf_name = _find_name(architecture, tensor)
         if mtp is not None and tensor.name.startswith(mtp):
             hf_name = MTP_LAYER.sub(lambda match: match[1] or "mtp.layers.0.", hf_name)
-        if "{}" in hf_name:
-            num_experts = next((config[key] for key in EXPERT_COUNTS if config.get(key)), 0)
-            if len(tensors) + num_experts > MOST_EXPERT_TENSORS:
-                raise BootError(f"{tensor.path}: has more than {MOST_EXPERT_TENSORS} matrices of experts")
-            experts = _split_experts(tensor, num_experts)
-            tensors |= {hf_name.format(index): HfTensor(expert) for index, expert in enumerate(experts)}
-            continue
         tensors[hf_name] = HfTensor(
             replace(tensor, shape=_find_shape(tensor, hf_name)),
             interleaved_heads=config[architecture.interleaved[name]] if name in architecture.interleaved else 0,
@@ -181,23 +168,8 @@ def name_in_file(architecture: Architecture, hf_name: str) -> str:
     if hf_name.startswith(architecture.layer_prefix):
         number, _, rest = hf_name.removeprefix(architecture.layer_prefix).partition(".")
         place, names = f"blk.{number}.", architecture.layer_names
-    general = re.sub(r"\.experts\.\d+\.", ".experts.{}.", rest)
     for name, theirs in names.items():
         for suffix in ("", ".weight", ".bias"):
-            if general == theirs + suffix:
+            if rest == theirs + suffix:
                 return f"{place}{name}{suffix}"
     return hf_name
-
-
-def _split_experts(tensor: GgufTensor, num_experts: int) -> list[GgufTensor]:
-    shape = _without_ones(tensor.shape, 3)
-    if num_experts == 1 and len(shape) == 2 and not tensor.name.endswith(".bias"):
-        shape = 1, *shape
-    if len(shape) not in (2, 3) or shape[0] != num_experts:
-        reason = f"its shape is {list(tensor.shape)}, but there are {num_experts} experts"
-        raise BootError(f"{tensor.path}: tensor {tensor.name!r}: {reason}")
-    size = tensor.num_bytes // num_experts
-    return [
-        replace(tensor, shape=shape[1:], offset=tensor.offset + index * size, num_bytes=size)
-        for index in range(num_experts)
-    ]

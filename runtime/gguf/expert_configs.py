@@ -32,13 +32,11 @@ def qwen3_moe_config(fields: ModelFields) -> dict[str, Any]:
         **experts,
         "moe_intermediate_size": fields.count("expert_feed_forward_length", size),
         "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
     }
 
 
 def olmoe_config(fields: ModelFields) -> dict[str, Any]:
-    return llama_config(fields) | fields.experts() | {"norm_topk_prob": False}
+    return llama_config(fields) | fields.experts()
 
 
 def granite_moe_config(fields: ModelFields) -> dict[str, Any]:
@@ -75,5 +73,4 @@ def ernie4_5_moe_config(fields: ModelFields) -> dict[str, Any]:
         "moe_num_shared_experts": fields.whole("expert_shared_count"),
         "moe_layer_start_index": fields.whole("leading_dense_block_count"),
         "moe_layer_interval": fields.count("interleave_moe_layer_step", 1),
-        "use_bias": False,
     }

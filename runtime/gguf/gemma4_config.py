@@ -50,7 +50,6 @@ def gemma4_config(fields: ModelFields) -> dict[str, Any]:
         "max_position_embeddings": fields.count("context_length"),
         "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
         "final_logit_softcapping": fields.number("final_logit_softcapping", 0.0) or None,
-        "hidden_activation": "gelu_pytorch_tanh",
         **_read_experts(fields),
     }
 

@@ -24,7 +24,7 @@ def qwen35_moe_config(fields: ModelFields) -> dict[str, Any]:
 
 
 def qwen3_next_config(fields: ModelFields) -> dict[str, Any]:
-    return _hybrid_config(fields) | _experts(fields) | {"norm_topk_prob": True}
+    return _hybrid_config(fields) | _experts(fields)
 
 
 def _experts(fields: ModelFields) -> dict[str, Any]:
@@ -171,6 +171,5 @@ def lfm2_moe_config(fields: ModelFields) -> dict[str, Any]:
         "moe_intermediate_size": fields.count("expert_feed_forward_length"),
         "num_dense_layers": num_dense,
         "use_expert_bias": fields.has(f"blk.{num_dense}.exp_probs_b.bias"),
-        "norm_topk_prob": True,
         "routed_scaling_factor": fields.number("expert_weights_scale", 1.0) or 1.0,
     }

@@ -22,7 +22,6 @@ def _gemma_config(fields: ModelFields, config: dict[str, Any], largest: int) -> 
     is_largest = config["num_hidden_layers"] == largest
     return {
         **config,
-        "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": size // num_heads if is_largest else config["head_dim"],
         "final_logit_softcapping": fields.number("final_logit_softcapping", 0.0) or None,
     }

@@ -63,11 +63,11 @@ def make_tensors(shape: dict[str, object]) -> dict[str, torch.Tensor]:
     family = find_family(hf_config)
     tensors: dict[str, torch.Tensor] = {}
     for source in family.list_sources(read_shape(shape, 1024)):
-        values = torch.ones(source.shape) if len(source.shape) == 1 else torch.empty(source.shape)
-        if len(source.shape) > 1:
-            values.normal_(std=STD, generator=generator)
-        is_bias = source.name.endswith("bias")
-        tensors[source.name] = (values * 0 if is_bias else values).half()
+        for name in source.of_parts(source.name):
+            values = torch.ones(source.shape) if len(source.shape) == 1 else torch.empty(source.shape)
+            if len(source.shape) > 1:
+                values.normal_(std=STD, generator=generator)
+            tensors[name] = (values * 0 if name.endswith("bias") else values).half()
     return tensors
 
 

@@ -62,13 +62,12 @@ def _check_types(file: GgufFile) -> None:
 
 
 def _find(source: Source, tensors: Mapping[str, HfTensor]) -> tuple[str, Stack | None]:
-    """Returns the name of a source's tensor, and the stack that it is of, if any; any of its names if none is there."""
-    for name in (source.name, source.other_name):
-        if name in tensors:
-            return name, None
-    stacks = [stack for stack in (source.stack, source.other_stack) if stack is not None]
-    found = next((stack for stack in stacks if stack.name in tensors), None)
-    return (source.name or stacks[0].name, None) if found is None else (found.name, found)
+    """Returns the name of a source's tensor, and the stack that it is, if any; any of its names if none is there."""
+    for stack in source.stacks:
+        if stack.name in tensors:
+            return stack.name, stack
+    names = source.names or [stack.name for stack in source.stacks]
+    return next((name for name in names if name in tensors), names[0]), None
 
 
 def _shape(stored: HfTensor) -> Shape:

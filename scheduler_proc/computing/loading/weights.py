@@ -22,7 +22,7 @@ from scheduler_proc.computing.loading.sources.tensor_file import NUMBERS, Stored
 from scheduler_proc.computing.model.blocks.head import HEAD
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.description import ModelDescription
-from scheduler_proc.computing.model.families.family import HEAD_NAME, Family, RowFactors, Source, Stack
+from scheduler_proc.computing.model.families.family import HEAD_NAME, Family, InterleavedHeads, Source, StoredSource
 from scheduler_proc.computing.model.parameters import ByColumns
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.model.stages import model_parameters
@@ -161,7 +161,9 @@ def load_weights(
     _log_unexpected(set(checkpoint.files) - set(sources), family)
     sources = _sources_of(shard_weights.parameters, sources)
     wrong_shapes: list[str] = []
-    missing_rows = _count_rows(sources)
+    missing_parts = Counter[str]()
+    for _, stored in _with_names(sources):
+        missing_parts[stored.source.target] += len(stored.parts)
     pieces: dict[str, dict[int, Rows]] = {}
     for num_done, (name, tensor) in enumerate(checkpoint.read(set(sources)), start=1):
         shape = _stored_shape(tensor, sources[name][0])
@@ -173,18 +175,19 @@ def load_weights(
                 f"{name} is {str(tensor.dtype).removeprefix('torch.')}, and config.json has no quantization_config "
                 "that gives its meaning"
             )
-        for source in sources[name]:
-            of_target = pieces.setdefault(source.target, {})
+        for stored in sources[name]:
+            target = stored.source.target
+            of_target = pieces.setdefault(target, {})
             with refused_errors(f"{checkpoint.files[name]}: {name}"):
-                of_target[source.first_row] = rows_of(name, tensor, source)
-            missing_rows[source.target] -= source.num_rows
-            if missing_rows[source.target] == 0:
-                of_target = pieces.pop(source.target)
+                of_target |= zip(stored.first_rows, parts_of(name, tensor, stored), strict=True)
+            missing_parts[target] -= len(stored.parts)
+            if missing_parts[target] == 0:
+                of_target = pieces.pop(target)
                 try:
                     with refused_errors(f"{checkpoint.files[name]}: {name}"):
-                        shard_weights.add(source.target, [of_target[first_row] for first_row in sorted(of_target)])
+                        shard_weights.add(target, [of_target[first_row] for first_row in sorted(of_target)])
                 except BootError as error:
-                    raise _find_damage(source.target, sources, of_target) or error from error.__cause__
+                    raise _find_damage(target, sources, of_target) or error from error.__cause__
         report("loading weights", num_done / len(sources))
     if wrong_shapes:
         raise BootError(f"weights do not fit config.json: {_shorten(wrong_shapes, '; ')}")
@@ -192,52 +195,66 @@ def load_weights(
     return shard_weights.weights
 
 
-Sources = Mapping[str, Sequence[Source]]
+Sources = Mapping[str, Sequence[StoredSource]]
 """By the tensors' names in a checkpoint; a stack is the source of several parts of a parameter."""
 
 
 def _sources_of(targets: Collection[str], sources: Sources) -> Sources:
     """Returns the sources of these parameters."""
-    own = {name: [each for each in of_name if each.target in targets] for name, of_name in sources.items()}
+    own = {name: [each for each in of_name if each.source.target in targets] for name, of_name in sources.items()}
     return {name: of_name for name, of_name in own.items() if of_name}
 
 
-def _stored_shape(tensor: StoredTensor, source: Source) -> tuple[int, ...]:
+def _stored_shape(tensor: StoredTensor, stored: StoredSource) -> tuple[int, ...]:
     """Returns the shape that the tensor of a source should have. Stacks of blocks are one matrix, others may be."""
-    if source.stack is None:
-        return source.shape
-    num_experts, *shape = source.stack.shape
+    stack = stored.stack
+    if stack is None:
+        return stored.source.shape
+    num_groups, *shape = stack.shape
     if not isinstance(tensor, Tensor) or tensor.dim() == len(shape):
-        return num_experts * shape[0], *shape[1:]
-    return num_experts, *(reversed(shape) if source.stack.is_transposed else shape)
+        return num_groups * shape[0], *shape[1:]
+    return num_groups, *(reversed(shape) if stack.is_transposed else shape)
 
 
-def _rows_in_stack(tensor: Tensor | BlockRows, source: Source, stack: Stack) -> Rows:
-    rows = slice(stack.first_row, stack.first_row + stack.step * source.num_rows, stack.step)
-    if isinstance(tensor, Tensor):
-        is_matrix = tensor.dim() < len(stack.shape)
-        of_expert = (tensor.unflatten(0, (stack.shape[0], -1)) if is_matrix else tensor)[stack.expert]
-        return (of_expert.T if stack.is_transposed else of_expert)[rows]
-    begin = stack.expert * stack.shape[1]
-    return tensor.part(slice(begin + rows.start, begin + rows.stop, rows.step), slice(None))
+def parts_of(name: str, tensor: StoredTensor, stored: StoredSource) -> list[Rows]:
+    """Returns the rows of each part of a source that the tensor has."""
+    source, stack = stored.source, stored.stack
+    if stack is None or isinstance(tensor, TransposedBlockRows):
+        return [_change(name, tensor, source)]
+    num_groups, num_rows, *_ = stack.shape
+    num_parts, found = len(stored.parts) // num_groups, list[Rows]()
+    if isinstance(tensor, Tensor) and tensor.dim() < len(stack.shape):
+        tensor = tensor.unflatten(0, (num_groups, -1))
+    for part in stored.parts:
+        group, number = divmod(part, num_parts)
+        begin = stack.first_row + number * stack.step * source.num_rows
+        end = begin + stack.step * source.num_rows
+        if isinstance(tensor, Tensor):
+            rows = tensor[group].T if stack.is_transposed else tensor[group]
+            found.append(rows[begin : end : stack.step])
+        else:
+            first = group * num_rows
+            found.append(tensor.part(slice(first + begin, first + end, stack.step), slice(None)))
+    return found
 
 
-def rows_of(name: str, tensor: StoredTensor, source: Source) -> Rows:
-    """Returns the rows of a source's parameter."""
-    if source.stack is not None and not isinstance(tensor, TransposedBlockRows):
-        return _rows_in_stack(tensor, source, source.stack)
-    rows = tensor.T if source.is_transposed else tensor
+def _change(name: str, tensor: StoredTensor, source: Source) -> Rows:
+    """Returns a tensor's rows as our parameter has them."""
+    rows = tensor.T if source.change == "transposed" else tensor
     if isinstance(rows, TransposedBlockRows):
         raise BootError(f"{name}: its blocks are of columns, and cannot be read as rows")
-    if source.is_multiplied:
-        return _multiply(name, rows, source.factors)
-    num_heads, num_interleaved = source.interleaved_heads, source.num_interleaved
-    if isinstance(rows, BlockRows):
-        return replace(rows, blocks=with_whole_heads(rows.blocks, num_heads, num_interleaved))
-    return with_whole_heads(rows, num_heads, num_interleaved)
+    match source.change:
+        case InterleavedHeads(num_heads, num_rotated):
+            if isinstance(rows, BlockRows):
+                return replace(rows, blocks=with_whole_heads(rows.blocks, num_heads, num_rotated))
+            return with_whole_heads(rows, num_heads, num_rotated)
+        case tuple(factors):
+            return _multiply(name, rows, factors)
+        case _:
+            return rows
 
 
-def _multiply(name: str, rows: Rows, factors: RowFactors) -> Tensor:
+def _multiply(name: str, rows: Rows, factors: Sequence[tuple[float, int]]) -> Tensor:
     """Returns the rows, each multiplied by its factor, in float32."""
     if isinstance(rows, BlockRows) and not has_finite_scales(rows):
         raise _bad_scales(name, rows)
@@ -248,10 +265,10 @@ def _multiply(name: str, rows: Rows, factors: RowFactors) -> Tensor:
 
 def _find_damage(target: str, sources: Sources, pieces: Mapping[int, Rows]) -> BootError | None:
     """Returns the error of a parameter with scales that are NaN or infinite, which names the tensor."""
-    for name, source in _with_names(sources):
-        rows = pieces[source.first_row] if source.target == target else None
-        if isinstance(rows, BlockRows) and not has_finite_scales(rows):
-            return _bad_scales(name, rows)
+    for name, stored in _with_names(sources):
+        for rows in [pieces[row] for row in stored.first_rows if stored.source.target == target]:
+            if isinstance(rows, BlockRows) and not has_finite_scales(rows):
+                return _bad_scales(name, rows)
     return None
 
 
@@ -259,16 +276,8 @@ def _bad_scales(name: str, rows: BlockRows) -> BootError:
     return BootError(f"{name}: a scale of its {rows.form} blocks is NaN or infinite; the file is damaged")
 
 
-def _with_names(sources: Sources) -> list[tuple[str, Source]]:
-    return [(name, source) for name, of_name in sources.items() for source in of_name]
-
-
-def _count_rows(sources: Sources) -> Counter[str]:
-    """Returns the rows of each parameter."""
-    num_rows = Counter[str]()
-    for _, source in _with_names(sources):
-        num_rows[source.target] += source.num_rows
-    return num_rows
+def _with_names(sources: Sources) -> list[tuple[str, StoredSource]]:
+    return [(name, stored) for name, of_name in sources.items() for stored in of_name]
 
 
 def make_dummy_weights(shard: Shard, placement: Placement, report: Report) -> Weights:
@@ -296,14 +305,15 @@ Segments = Mapping[str, Sequence[Segment]]
 
 def find_segments(shard: Shard, family: Family, checkpoint: "Checkpoint") -> Segments | None:
     """Returns the forms that the checkpoint has, `None` if only reading it shows them. Raises `BootError`."""
-    segments: dict[str, list[Segment]] = {}
-    sources = _find_sources(shard, family, checkpoint)
-    for name, source in sorted(_with_names(sources), key=lambda item: item[1].first_row):
-        form = NUMBERS if source.is_multiplied else checkpoint.forms.get(name, NUMBERS)
+    segments: dict[str, list[tuple[int, Segment]]] = {}
+    for name, stored in _with_names(_find_sources(shard, family, checkpoint)):
+        source = stored.source
+        form = NUMBERS if isinstance(source.change, tuple) else checkpoint.forms.get(name, NUMBERS)
         if form is None:
             return None
-        segments.setdefault(source.target, []).append(Segment(form, source.num_rows))
-    return segments
+        segment = Segment(form, source.num_rows)
+        segments.setdefault(source.target, []).extend((row, segment) for row in stored.first_rows)
+    return {target: [segment for _, segment in sorted(of_target)] for target, of_target in segments.items()}
 
 
 def most_bytes(shard: Shard, placement: Placement, segments: Segments) -> int:
@@ -320,32 +330,32 @@ def _find_sources(shard: Shard, family: Family, checkpoint: "Checkpoint") -> Sou
     """Returns the sources under the names they have in the checkpoint: with the family's prefix, or all without it."""
     present = set(checkpoint.files)
     prefix = "" if any(name.startswith(family.prefix) for name in present) else family.prefix
-    sources = [_find_source(source, prefix, present) for source in family.list_sources(shard.whole)]
-    missing = [*dict.fromkeys(source.name for source in sources if source.name not in present)]
+    found: dict[str, list[StoredSource]] = {}
+    for source in family.list_sources(shard.whole):
+        for name, stored in _find_tensors(source, prefix, present):
+            found.setdefault(name, []).append(stored)
+    missing = [name for name in found if name not in present]
     if missing:
-        there = _shorten(sorted(present - {source.name for source in sources})) or "no others"
+        there = _shorten(sorted(present - found.keys())) or "no others"
         is_quantized = any(name.endswith(QUANTIZED) for name in present)
         why = " (quantized weights, but config.json has no quantization_config)" * is_quantized
         raise BootError(
-            f"the checkpoint lacks {len(missing)} of {len(sources)} tensors: {_shorten(missing)}; it has {there}{why}"
+            f"the checkpoint lacks {len(missing)} of {len(found)} tensors: {_shorten(missing)}; it has {there}{why}"
         )
-    found: dict[str, list[Source]] = {}
-    for source in sources:
-        found.setdefault(source.name, []).append(source)
     return found
 
 
-def _find_source(source: Source, prefix: str, present: Collection[str]) -> Source:
-    """Returns the source under the name that is present, if one is; names there lack the prefix."""
-    for name in (source.name, source.other_name):
-        if name.removeprefix(prefix) in present:
-            return replace(source, name=name.removeprefix(prefix), stack=None)
-    stacks = [stack for stack in (source.stack, source.other_stack) if stack is not None]
-    for stack in stacks:
-        if stack.name.removeprefix(prefix) in present:
-            return replace(source, name=stack.name.removeprefix(prefix), stack=stack)
-    names = [source.name] if source.name else [stack.name for stack in stacks]
-    return replace(source, name=" or ".join(name.removeprefix(prefix) for name in names))
+def _find_tensors(source: Source, prefix: str, present: Collection[str]) -> list[tuple[str, StoredSource]]:
+    """Returns the tensors of a source by the names that are present, if some are; names there lack the prefix."""
+    for stack in source.stacks:
+        if (name := stack.name.removeprefix(prefix)) in present:
+            return [(name, StoredSource(source, range(source.parts.count), stack))]
+    names = [name.removeprefix(prefix) for name in source.names]
+    if not names:
+        missing = " or ".join(stack.name.removeprefix(prefix) for stack in source.stacks)
+        return [(missing, StoredSource(source, range(source.parts.count)))]
+    usual = next((name for name in names if any(part in present for part in source.of_parts(name))), names[0])
+    return [(name, StoredSource(source, range(part, part + 1))) for part, name in enumerate(source.of_parts(usual))]
 
 
 def has_own_head(model: ModelDescription, family: Family, checkpoint: "Checkpoint") -> bool:

@@ -16,7 +16,7 @@ from runtime.adapter_files import AdapterError, AdapterFiles, TensorEntry, open_
 from scheduler_proc.computing.loading.adapters.peft_config import PeftConfig, read_peft_config
 from scheduler_proc.computing.loading.adapters.targets import SegmentSource, Targets, find_targets
 from scheduler_proc.computing.loading.checkpoint import usual_name
-from scheduler_proc.computing.loading.weights import rows_of
+from scheduler_proc.computing.loading.weights import parts_of
 from scheduler_proc.computing.model.adapters import Adapters, AdapterSlots, HostAdapter, LowRank, OwnTables, Table
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.description import ModelDescription
@@ -175,7 +175,8 @@ def _make_update(module: _Module, config: PeftConfig) -> LowRank:
 def _cut(module: str, update: LowRank, segment: SegmentSource, dtype: torch.dtype) -> LowRank:
     """Returns the update of a segment's outputs, in our order: as the rows of the weight are read."""
     a_RI, b_RO, scale = update
-    rows = torch.cat([torch.as_tensor(rows_of(source.name, b_RO.T, source)) for source in segment.sources])
+    parts = [rows for stored in segment.sources for rows in parts_of(stored.source.name, b_RO.T, stored)]
+    rows = torch.cat(list(map(torch.as_tensor, parts)))
     return LowRank(_cast(module, a_RI, dtype), _cast(module, rows.T, dtype), scale)
 
 

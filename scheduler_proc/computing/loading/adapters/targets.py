@@ -11,7 +11,7 @@ from scheduler_proc.computing.model.adapters import LinearPlan
 from scheduler_proc.computing.model.blocks.embedding import TOKENS
 from scheduler_proc.computing.model.blocks.head import HEAD
 from scheduler_proc.computing.model.description import MTP, ModelDescription
-from scheduler_proc.computing.model.families.family import HEAD_NAME, Family, Source
+from scheduler_proc.computing.model.families.family import HEAD_NAME, Family, Source, StoredSource
 from scheduler_proc.computing.model.gated_delta_description import GatedDeltaDescription
 from scheduler_proc.computing.model.parameters import Parameter
 from scheduler_proc.computing.model.stages import model_parameters
@@ -27,7 +27,7 @@ class SegmentSource:
 
     linear: str
     segment: int
-    sources: Sequence[Source]
+    sources: Sequence[StoredSource]
 
 
 @dataclass
@@ -53,8 +53,7 @@ class Targets:
     def sizes(self, module: str) -> tuple[int, int]:
         """Returns the module's inputs and outputs, as in the checkpoint."""
         first = self.segments[module][0]
-        source, num_inputs = first.sources[0], self.linears[first.linear].num_inputs
-        stack = source.stack
+        (source, _, stack), num_inputs = first.sources[0], self.linears[first.linear].num_inputs
         return num_inputs, source.shape[0] if stack is None else stack.shape[0] * stack.shape[1]
 
 
@@ -86,7 +85,7 @@ def _add_linear(targets: Targets, parameter: Parameter, sources: Sequence[Source
     ordered = sorted(sources, key=lambda source: source.first_row)
     for segment, (names, run) in enumerate(groupby(ordered, _names_of)):
         rows = list(run)
-        ends.append(rows[-1].first_row + rows[-1].num_rows)
+        ends.append(rows[-1].first_row + rows[-1].parts.count * rows[-1].num_rows)
         for name in names:
             module = _module_of(name)
             if reason is not None:
@@ -106,15 +105,16 @@ def _reason_against(model: ModelDescription, linear: str) -> str | None:
 
 def _names_of(source: Source) -> tuple[str, ...]:
     """Returns the names that the source may have in checkpoints."""
-    stacks = [stack.name for stack in (source.stack, source.other_stack) if stack is not None]
-    return tuple(filter(None, (source.name, source.other_name, *stacks)))
+    return *(part for name in source.names for part in source.of_parts(name)), *(stack.name for stack in source.stacks)
 
 
-def _as_named(source: Source, name: str) -> Source:
+def _as_named(source: Source, name: str) -> StoredSource:
     """Returns the source of the rows in the tensor of this name; an update has rows where the weight has."""
-    stacks = {stack.name: stack for stack in (source.stack, source.other_stack) if stack is not None}
+    stacks = {stack.name: stack for stack in source.stacks}
     shape = (source.num_rows, *source.shape[1:])
-    return replace(source, name=name, shape=shape, is_transposed=False, stack=stacks.get(name))
+    change = None if source.change == "transposed" else source.change
+    source = replace(source, name=name, shape=shape, change=change)
+    return StoredSource(source, range(source.parts.count), stacks.get(name))
 
 
 def _module_of(name: str) -> str:

@@ -6,9 +6,8 @@ In its checkpoints neighbouring rows of query and key are rotated together; they
 from dataclasses import replace
 
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.description import ModelDescription, NormDescription
-from scheduler_proc.computing.model.families import llama
+from scheduler_proc.computing.model.families import glm4, llama
 from scheduler_proc.computing.model.families.family import Source
 from scheduler_proc.computing.model.families.layer_kinds import WHOLE_CONTEXT, WINDOW, describe_kinds
 
@@ -32,12 +31,7 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
 
 
 def list_sources(model: ModelDescription) -> list[Source]:
-    attention = model.find(AttentionDescription)[0]
-    heads = {"q_proj": attention.num_heads, "k_proj": attention.num_kv_heads}
-    return [
-        replace(source, interleaved_heads=heads.get(source.name.split(".")[-2], 0))
-        for source in llama.list_sources(model, norms=NORMS)
-    ]
+    return glm4.with_interleaved_heads(llama.list_sources(model, norms=NORMS), model)
 
 
 FAMILY = llama.FAMILY.like("Cohere2ForCausalLM", "cohere2", describe, list_sources)

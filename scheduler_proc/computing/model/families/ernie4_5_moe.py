@@ -53,7 +53,7 @@ def _mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> lis
         return llama.dense_mlp_sources(name, layer, mlp, hidden)
     shape = (1, mlp.num_experts)
     return [
-        replace(source, shape=shape, is_transposed=True, other_name=f"{name}.gate.{NAMES.correction}")
+        replace(source, shape=shape, others=(f"{name}.gate.{NAMES.correction}",), change="transposed")
         if source.name.endswith(NAMES.correction)
         else source
         for source in expert_sources(name, layer, mlp, hidden, NAMES)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from scheduler_proc.computing.model.description import MlpDescription
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
-from scheduler_proc.computing.model.families.family import Source, Stack, linear_sources
+from scheduler_proc.computing.model.families.family import Parts, Source, Stack, linear_sources
 from scheduler_proc.computing.model.families.llama import MlpSources, dense_mlp_sources
 
 
@@ -43,20 +43,20 @@ def expert_sources(
     sources = linear_sources(f"{name}.{names.router}", f"{layer}.router", mlp.num_experts, hidden, has_bias)
     if mlp.has_correction:
         sources.append(Source(f"{name}.{names.correction}", (mlp.num_experts,), f"{layer}.router_correction"))
-    into, out = f"{layer}.experts_in", f"{layer}.experts_out"
-    for expert in range(mlp.num_experts):
-        theirs, first = f"{name}.experts.{expert}", mlp.in_size * expert
-        gate = linear_sources(f"{theirs}.{names.gate}", into, size, hidden, has_bias, first)
-        up = linear_sources(f"{theirs}.{names.up}", into, size, hidden, has_bias, first + mlp.in_size - size)
-        down = linear_sources(f"{theirs}.{names.down}", out, hidden, size, has_bias, hidden * expert)
-        fused, step = names.fused, 2 if names.fused.is_interleaved else 1
-        stack = Stack(f"{name}.{fused.gate_up}", (mlp.num_experts, mlp.in_size, hidden), expert, 0, step)
-        if mlp.is_gated:
-            sources += _stacked(gate, stack, fused)
-        first = 1 if fused.is_interleaved else mlp.in_size - size
-        sources += _stacked(up, replace(stack, first_row=first), fused)
-        stack = Stack(f"{name}.{fused.down}", (mlp.num_experts, hidden, size), expert)
-        sources += _stacked(down, stack, fused)
+    into, out, theirs, fused = f"{layer}.experts_in", f"{layer}.experts_out", f"{name}.experts.{{}}", names.fused
+    gate = linear_sources(f"{theirs}.{names.gate}", into, size, hidden, has_bias)
+    up = linear_sources(f"{theirs}.{names.up}", into, size, hidden, has_bias, mlp.in_size - size)
+    down = linear_sources(f"{theirs}.{names.down}", out, hidden, size, has_bias)
+    gates = Stack(
+        f"{name}.{fused.gate_up}",
+        (mlp.num_experts, mlp.in_size, hidden),
+        step=2 if fused.is_interleaved else 1,
+        is_transposed=fused.is_transposed,
+    )
+    ups = replace(gates, first_row=1 if fused.is_interleaved else mlp.in_size - size)
+    downs = Stack(f"{name}.{fused.down}", (mlp.num_experts, hidden, size), is_transposed=fused.is_transposed)
+    sources += _stacked(gate, gates) if mlp.is_gated else ()
+    sources += [*_stacked(up, ups), *_stacked(down, downs)]
     return sources + _shared_sources(name, layer, mlp, hidden, names)
 
 
@@ -71,13 +71,17 @@ def sources_with(names: ExpertNames) -> MlpSources:
     return mlp_sources
 
 
-def _stacked(sources: list[Source], weights: Stack, fused: FusedExperts) -> Iterator[Source]:
-    """Yields the sources of an expert's linear, which may be in a stack of weights and one of biases."""
+def _stacked(sources: list[Source], weights: Stack) -> Iterator[Source]:
+    """Yields the sources of all experts' linears, of which `sources` are the first's.
+
+    They may be in a stack of weights and one of biases, or, as in GGUF files, in one that has their own name.
+    """
+    biases = replace(weights, name=f"{weights.name}_bias", shape=weights.shape[:-1], is_transposed=False)
+    num_experts, num_rows, _ = weights.shape
     for source in sources:
-        is_bias = len(source.shape) == 1
-        biases = replace(weights, name=f"{weights.name}_bias", shape=weights.shape[:-1])
-        stack = biases if is_bias else replace(weights, is_transposed=fused.is_transposed)
-        yield replace(source, stack=stack)
+        own = Stack(source.name, (num_experts, *source.shape))
+        others = own, weights if len(source.shape) > 1 else biases
+        yield replace(source, others=others, parts=Parts(num_experts, num_rows))
 
 
 def _shared_sources(name: str, layer: str, mlp: ExpertMlpDescription, hidden: int, names: ExpertNames) -> list[Source]:

@@ -25,7 +25,7 @@ NAMES = {
 @dataclass(frozen=True, kw_only=True)
 class FalconH1Description(ModelDescription):
     factors: Mapping[str, RowFactors]
-    """By the last part of a linear layer's name in a checkpoint."""
+    """By the last part of a linear layer's name in a checkpoint; those of all rows, unless they are 1."""
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
@@ -59,13 +59,14 @@ def _read_factors(hf_config: HfConfig, mamba: MambaDescription) -> Mapping[str, 
     sizes = mamba.out_size, mamba.out_size, groups_size, groups_size, mamba.num_heads
     ssm_in, attention_in = (hf_config.number(f"{name}_in_multiplier", 1.0) for name in ("ssm", "attention"))
     parts, (gate, down) = _read_numbers(hf_config, "ssm_multipliers", 5), _read_numbers(hf_config, "mlp_multipliers", 2)
-    return {
+    factors: dict[str, RowFactors] = {
         "in_proj": tuple((ssm_in * factor, size) for factor, size in zip(parts, sizes, strict=True)),
         "out_proj": ((hf_config.number("ssm_out_multiplier", 1.0), hidden),),
         "o_proj": ((attention_in * hf_config.number("attention_out_multiplier", 1.0), hidden),),
         "gate_proj": ((gate, hf_config.count("intermediate_size")),),
         "down_proj": ((down, hidden),),
     }
+    return {name: rows for name, rows in factors.items() if any(factor != 1 for factor, _ in rows)}
 
 
 def _read_numbers(hf_config: HfConfig, name: str, count: int) -> list[float]:
@@ -78,7 +79,7 @@ def _read_numbers(hf_config: HfConfig, name: str, count: int) -> list[float]:
 def list_sources(model: ModelDescription) -> list[Source]:
     assert isinstance(model, FalconH1Description)
     sources = renamed(llama.list_sources(model) + mamba2.mamba_sources(model, "mamba"), NAMES)
-    return [replace(source, factors=model.factors.get(source.name.split(".")[-2], ())) for source in sources]
+    return [replace(source, change=model.factors.get(source.name.split(".")[-2])) for source in sources]
 
 
 FAMILY = llama.FAMILY.like("FalconH1ForCausalLM", "falcon_h1", describe, list_sources)

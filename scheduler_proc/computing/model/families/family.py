@@ -1,9 +1,9 @@
 """What every model family provides: its architectures, its configuration and its weight names in our terms."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
@@ -14,55 +14,92 @@ HEAD_NAME = "lm_head.weight"
 
 @dataclass(frozen=True)
 class Stack:
-    """A tensor of a checkpoint with the matrices of all experts [experts, rows, columns], or their biases.
+    """A tensor of a checkpoint with all parts of a source: the matrices of experts or heads [groups, rows, columns], or
+    their biases.
 
-    It may also be one matrix, of all experts or heads one after another. It has an expert's rows from `first_row` on,
-    each `step`-th. `is_transposed`: plain numbers are [experts, columns, rows]; blocks never are.
+    It may also be one matrix, of all groups one after another. Each group has equally many parts, one after another
+    from `first_row` on, of which it has each `step`-th row. `is_transposed`: plain numbers are [groups, columns, rows];
+    blocks never are.
     """
 
     name: str
     shape: Shape
-    expert: int
     first_row: int = 0
     step: int = 1
     is_transposed: bool = False
 
 
+class Parts(NamedTuple):
+    """How many parts a source has, and how many rows after one the next begins in our parameter."""
+
+    count: int
+    distance: int
+
+
+ONE_PART = Parts(1, 0)
+
+
+@dataclass(frozen=True)
+class InterleavedHeads:
+    """Heads in which neighbouring rows are rotated together in the checkpoint, where we rotate halves; their rotated
+    rows are the first ones."""
+
+    num_heads: int
+    num_rotated: int
+
+
 RowFactors = tuple[tuple[float, int], ...]
-"""Factors, and how many rows each multiplies, one after another."""
+"""Factors, and how many rows each multiplies, one after another. The rows become plain numbers."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """One tensor of a checkpoint, and where it goes: rows of our parameter `target` from `first_row` on.
+    """Where a checkpoint has rows of our parameter `target`, from `first_row` on, in one or more parts.
 
-    `shape` is the checkpoint's. `is_transposed`: the checkpoint has [in, out] where we have [out, in]. `other_name` is
-    looked for where `name` is absent: of two tied tensors a checkpoint may hold either. `interleaved_heads`: the number
-    of heads if neighbouring rows of each are rotated together in the checkpoint, 0 if its halves are, as we do; this is
-    so in the first `num_interleaved` rows of each head, or in all. `stack`: the tensor that has these rows if there is
-    none of this name, which may be empty; `other_stack`: the tensor that has them if there is none of that name either.
-    `factors`: those of all rows, unless they are 1; then they are plain numbers here, also if blocks are stored.
+    `name` is that of a tensor, and `shape` its shape; `{}` in it is the number of a part, of which each is a tensor. It
+    is empty if only a stack has the rows. `others` are looked for where `name` is absent: of two tied tensors a
+    checkpoint may hold either, and it may have the parts in a stack. `change`: how the rows differ from ours;
+    transposed ones are [in, out] in the checkpoint where we have [out, in].
     """
 
     name: str
     shape: Shape
     target: str
     first_row: int = 0
-    is_transposed: bool = False
-    other_name: str = ""
-    interleaved_heads: int = 0
-    num_interleaved: int | None = None
-    stack: Stack | None = None
-    other_stack: Stack | None = None
-    factors: RowFactors = ()
+    others: tuple[str | Stack, ...] = ()
+    parts: Parts = ONE_PART
+    change: Literal["transposed"] | InterleavedHeads | RowFactors | None = None
 
     @property
     def num_rows(self) -> int:
-        return self.shape[-1] if self.is_transposed else self.shape[0]
+        """The rows of a part."""
+        return self.shape[-1] if self.change == "transposed" else self.shape[0]
 
     @property
-    def is_multiplied(self) -> bool:
-        return any(factor != 1 for factor, _ in self.factors)
+    def stacks(self) -> list[Stack]:
+        return [each for each in self.others if isinstance(each, Stack)]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of tensors that are no stacks."""
+        return [each for each in (self.name, *self.others) if isinstance(each, str) and each]
+
+    def of_parts(self, name: str) -> Iterator[str]:
+        """Yields the names of the tensors of all parts."""
+        return map(name.format, range(self.parts.count))
+
+
+class StoredSource(NamedTuple):
+    """A source as one tensor has it: some of its parts, or all in a stack."""
+
+    source: Source
+    parts: range
+    stack: Stack | None = None
+
+    @property
+    def first_rows(self) -> list[int]:
+        """The first row of each part in our parameter."""
+        return [self.source.first_row + part * self.source.parts.distance for part in self.parts]
 
 
 Describe = Callable[[HfConfig, int], ModelDescription]
@@ -103,7 +140,7 @@ class Family:
 def embedding_source(name: str, model: ModelDescription) -> Source:
     """Returns the source of the token embedding, which a tied head shares."""
     shape = (model.vocab_size, model.hidden_size)
-    return Source(name, shape, "embedding", other_name=HEAD_NAME if model.has_tied_head else "")
+    return Source(name, shape, "embedding", others=(HEAD_NAME,) if model.has_tied_head else ())
 
 
 def head_sources(model: ModelDescription) -> list[Source]:
@@ -123,18 +160,24 @@ def linear_sources(
 
 
 def renamed(sources: list[Source], names: Mapping[str, str]) -> list[Source]:
-    """Returns the sources with parts of their names, and of their stacks', replaced by others."""
+    """Returns the sources with parts of all their names replaced by others."""
 
     def rename(name: str) -> str:
         for part, other in names.items():
             name = name.replace(part, other)
         return name
 
+    def rename_other(other: str | Stack) -> str | Stack:
+        return rename(other) if isinstance(other, str) else replace(other, name=rename(other.name))
+
     return [
-        replace(
-            source,
-            name=rename(source.name),
-            stack=source.stack and replace(source.stack, name=rename(source.stack.name)),
-        )
-        for source in sources
+        replace(source, name=rename(source.name), others=tuple(map(rename_other, source.others))) for source in sources
+    ]
+
+
+def with_other_names(sources: list[Source], names: Mapping[str, str]) -> list[Source]:
+    """Returns the sources, which may also have the names that `renamed` gives them."""
+    return [
+        replace(source, others=(*source.others, other.name, *other.others))
+        for source, other in zip(sources, renamed(sources, names), strict=True)
     ]

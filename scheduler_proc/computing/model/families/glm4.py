@@ -9,7 +9,7 @@ from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
 from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import llama, phi3
-from scheduler_proc.computing.model.families.family import Source
+from scheduler_proc.computing.model.families.family import InterleavedHeads, Source
 
 DEFAULTS = HfConfig(
     {"partial_rotary_factor": 0.5, "attention_bias": True, "head_dim": 128, "num_key_value_heads": 2}
@@ -35,10 +35,11 @@ def list_sources(model: ModelDescription) -> list[Source]:
 
 
 def with_interleaved_heads(sources: list[Source], model: ModelDescription) -> list[Source]:
-    attention = model.find(AttentionDescription)[0]
+    """In layers without positions another order of the same rows of queries and keys changes nothing."""
+    attention = max(model.find(AttentionDescription), key=lambda each: each.num_rotated)
     heads = {"q_proj": attention.num_heads, "k_proj": attention.num_kv_heads}
     return [
-        replace(source, interleaved_heads=heads[part], num_interleaved=attention.num_rotated)
+        replace(source, change=InterleavedHeads(heads[part], attention.num_rotated))
         if (part := source.name.split(".")[-2]) in heads
         else source
         for source in sources

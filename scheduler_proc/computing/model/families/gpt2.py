@@ -83,7 +83,7 @@ def _norm(name: str, target: str, size: int) -> list[Source]:
 
 def _conv1d(name: str, target: str, num_in: int, num_out: int) -> list[Source]:
     return [
-        Source(f"{name}.weight", (num_in, num_out), f"{target}.weight", is_transposed=True),
+        Source(f"{name}.weight", (num_in, num_out), f"{target}.weight", change="transposed"),
         Source(f"{name}.bias", (num_out,), f"{target}.bias"),
     ]
 

@@ -42,7 +42,7 @@ def list_sources(model: ModelDescription) -> list[Source]:
 
 
 def _attention_sources(name: str, layer: str, attention: AttentionDescription, hidden: int) -> list[Source]:
-    sinks = Source(f"{name}.sinks", (attention.num_heads,), f"{layer}.sinks", other_name=f"{name}.sinks.weight")
+    sinks = Source(f"{name}.sinks", (attention.num_heads,), f"{layer}.sinks", others=(f"{name}.sinks.weight",))
     return [*llama.attention_sources(name, layer, attention, hidden), sinks]
 
 

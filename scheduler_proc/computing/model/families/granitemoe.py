@@ -41,10 +41,10 @@ def mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> list
         return sources + (mlp_sources(name, f"{layer}.shared", mlp.shared, hidden) if mlp.shared else [])
     assert isinstance(mlp, DenseMlpDescription)
     shared, into = name.replace(".mlp", ".shared_mlp"), f"{layer}.mlp_in.weight"
-    stack, shape = Stack(f"{shared}.input_linear.weight", (1, mlp.in_size, hidden), 0), (mlp.size, hidden)
+    gates, shape = Stack(f"{shared}.input_linear.weight", (1, mlp.in_size, hidden)), (mlp.size, hidden)
     return [
-        Source(f"{shared}.gate_proj.weight", shape, into, stack=stack),
-        Source(f"{shared}.up_proj.weight", shape, into, mlp.size, stack=replace(stack, first_row=mlp.size)),
+        Source(f"{shared}.gate_proj.weight", shape, into, others=(gates,)),
+        Source(f"{shared}.up_proj.weight", shape, into, mlp.size, others=(replace(gates, first_row=mlp.size),)),
         *linear_sources(f"{shared}.output_linear", f"{layer}.mlp_out", hidden, mlp.size, has_bias=False),
     ]
 

@@ -73,5 +73,5 @@ def norm_sources(name: str, target: str, size: int, *, has_bias: bool = True) ->
     """Returns the sources of a layer norm, whose parts old checkpoints call gamma and beta."""
     parts = {"weight": "gamma", "bias": "beta"} if has_bias else {"weight": "gamma"}
     return [
-        Source(f"{name}.{part}", (size,), f"{target}.{part}", other_name=f"{name}.{old}") for part, old in parts.items()
+        Source(f"{name}.{part}", (size,), f"{target}.{part}", others=(f"{name}.{old}",)) for part, old in parts.items()
     ]

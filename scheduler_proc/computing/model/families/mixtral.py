@@ -7,7 +7,7 @@ from scheduler_proc.computing.model.description import MlpDescription, ModelDesc
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.families import llama
 from scheduler_proc.computing.model.families.experts import ExpertNames, expert_sources
-from scheduler_proc.computing.model.families.family import Source
+from scheduler_proc.computing.model.families.family import Source, renamed, with_other_names
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
@@ -31,8 +31,7 @@ def _mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> lis
     """Fused experts are in a block of another name, with its router."""
     assert isinstance(mlp, ExpertMlpDescription)
     sources = expert_sources(name, layer, mlp, hidden, ExpertNames(gate="w1", up="w3", down="w2"))
-    named = [(source, source.name.replace(".mlp.", ".block_sparse_moe.")) for source in sources]
-    return [replace(source, name=moe_name, other_name=source.name) for source, moe_name in named]
+    return with_other_names(renamed(sources, {".mlp.": ".block_sparse_moe."}), {".block_sparse_moe.": ".mlp."})
 
 
 FAMILY = llama.FAMILY.like("MixtralForCausalLM", "mixtral", describe, list_sources)

@@ -32,7 +32,7 @@ def list_sources(model: ModelDescription) -> list[Source]:
     attention = model.find(AttentionDescription)[0]
     bias, shape = "mpnet.encoder.relative_attention_bias.weight", (model.num_buckets, attention.num_heads)
     sources = bert.list_sources(model, "mpnet.", "classifier.out_proj", "classifier.dense")
-    return [*renamed(sources, NAMES), Source(bias, shape, "position_bias", is_transposed=True)]
+    return [*renamed(sources, NAMES), Source(bias, shape, "position_bias", change="transposed")]
 
 
 FAMILY = Family(

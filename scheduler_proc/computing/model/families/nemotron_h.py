@@ -13,7 +13,7 @@ from scheduler_proc.computing.model.description import (
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.families import glm4_moe, llama, mamba2
 from scheduler_proc.computing.model.families.experts import ExpertNames, FusedExperts, sources_with
-from scheduler_proc.computing.model.families.family import Source, renamed
+from scheduler_proc.computing.model.families.family import Source, renamed, with_other_names
 
 DEFAULTS = HfConfig({"mamba_num_heads": 128, "mamba_head_dim": 64, "ssm_state_size": 128, "norm_topk_prob": True})
 FIELDS = mamba2.MambaFields("mamba_num_heads", "mamba_head_dim", state_size="ssm_state_size")
@@ -72,12 +72,7 @@ def _describe_experts(hf_config: HfConfig) -> ExpertMlpDescription:
 def list_sources(model: ModelDescription) -> list[Source]:
     """transformers 5 can save its own names, which begin with another word."""
     sources = llama.list_sources(model, sources_with(EXPERTS)) + mamba2.mamba_sources(model, "mixer")
-    usual = renamed(sources, NAMES)
-    others = renamed(usual, {"backbone.": "model."})
-    return [
-        replace(source, other_name=source.other_name or other.name, other_stack=other.stack)
-        for source, other in zip(usual, others, strict=True)
-    ]
+    return with_other_names(renamed(sources, NAMES), {"backbone.": "model."})
 
 
 FAMILY = mamba2.FAMILY.like(

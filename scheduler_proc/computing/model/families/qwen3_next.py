@@ -17,7 +17,7 @@ from scheduler_proc.computing.model.description import (
     ModelDescription,
 )
 from scheduler_proc.computing.model.families import llama, qwen2_moe, qwen3_moe
-from scheduler_proc.computing.model.families.family import Source, Stack, linear_sources, renamed
+from scheduler_proc.computing.model.families.family import Parts, Source, Stack, linear_sources, renamed
 from scheduler_proc.computing.model.families.layer_kinds import WHOLE_CONTEXT, read_kinds
 from scheduler_proc.computing.model.gated_delta_description import GatedDeltaDescription
 
@@ -92,11 +92,10 @@ def _attention_sources(name: str, layer: str, attention: AttentionDescription, h
     sources = llama.attention_sources(name, layer, attention, hidden)
     found, size = [source for source in sources if ".q_proj." not in source.name], attention.head_dim
     for kind, columns in [("weight", (hidden,)), ("bias", ())][: 1 + attention.has_qkv_bias]:
-        for head in range(attention.num_heads):
-            stack = Stack(f"{name}.q_proj.{kind}", (attention.num_heads, 2 * size, *columns), head)
-            query = Source("", (size, *columns), f"{layer}.qkv.{kind}", head * size, stack=stack)
-            gate_stack = replace(stack, first_row=size)
-            found += [query, replace(query, target=f"{layer}.attention_gate.{kind}", stack=gate_stack)]
+        parts, shape = Parts(attention.num_heads, size), (attention.num_heads, 2 * size, *columns)
+        for part, target in enumerate(("qkv", "attention_gate")):
+            stack = Stack(f"{name}.q_proj.{kind}", shape, part * size)
+            found.append(Source("", (size, *columns), f"{layer}.{target}.{kind}", others=(stack,), parts=parts))
     return found
 
 
@@ -133,16 +132,14 @@ class _Part(NamedTuple):
 
 
 def _split_sources(name: str, fused: str, target: str, parts: list[_Part], shape: tuple[int, int]) -> Iterator[Source]:
-    """Yields the sources of each key head: rows of `fused`, which has all parts of a head, or of other tensors."""
+    """Yields the source of each part: rows of `fused`, which has all parts of a key head, or of other tensors."""
     num_heads, hidden = shape
     fused_shape, begin = (num_heads, sum(part.num_rows for part in parts), hidden), 0
     for part in parts:
-        for head in range(num_heads):
-            row = head * part.num_rows
-            whole = Stack(f"{name}.{part.whole}.weight", (1, part.num_in_whole, hidden), 0, part.first_row + row)
-            of_head = Stack(f"{name}.{fused}.weight", fused_shape, head, begin)
-            first_row = num_heads * begin + row
-            yield Source("", (part.num_rows, hidden), target, first_row, stack=of_head, other_stack=whole)
+        of_heads = Stack(f"{name}.{fused}.weight", fused_shape, begin)
+        whole = Stack(f"{name}.{part.whole}.weight", (1, part.num_in_whole, hidden), part.first_row)
+        heads = Parts(num_heads, part.num_rows)
+        yield Source("", (part.num_rows, hidden), target, num_heads * begin, (of_heads, whole), heads)
         begin += part.num_rows
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
-from scheduler_proc.computing.model.families.family import Family
+from scheduler_proc.computing.model.families.family import Family, StoredSource
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.stages import model_parameters
 
@@ -49,8 +49,9 @@ def check_sources(fields: dict[str, Any]) -> None:
     shapes = {parameter.name: parameter.shape for parameter in model_parameters(model)}
     filled = {name: [0] * shape[0] for name, shape in shapes.items()}
     for source in family.list_sources(model):
-        shape = source.shape[::-1] if source.is_transposed else source.shape
+        shape = source.shape[::-1] if source.change == "transposed" else source.shape
         assert prod(shape[1:]) == prod(shapes[source.target][1:])
-        for row in range(source.first_row, source.first_row + source.num_rows):
-            filled[source.target][row] += 1
+        for first_row in StoredSource(source, range(source.parts.count)).first_rows:
+            for row in range(first_row, first_row + source.num_rows):
+                filled[source.target][row] += 1
     assert all(count == 1 for counts in filled.values() for count in counts)

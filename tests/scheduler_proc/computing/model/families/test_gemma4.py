@@ -66,8 +66,8 @@ def test_sources_are_the_tensors_that_transformers_has(name: str) -> None:
     model = read_model(name)
     ours: dict[str, tuple[int, ...]] = {}
     for source in gemma4.list_sources(model):
-        stack = source.stack
-        ours[source.name if stack is None else stack.name] = source.shape if stack is None else stack.shape
+        stored = source.stacks[-1] if source.stacks else source
+        ours[stored.name] = stored.shape
     assert ours == shapes
     assert read_model(name, is_by_layer=False) == model
 
