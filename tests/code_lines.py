@@ -29,9 +29,9 @@ PLACES: dict[str, tuple[str, ...]] = {
 
 EXTRAS = "extras"
 
-CORE_BUDGET = 55_840
-EXTRAS_BUDGET = 12_433
-"""The most lines of code. A commit that changes one of these numbers contains nothing else, and gives the reason."""
+BUDGET = 68_273
+"""The most lines of code, of core and extras together. A commit that changes it contains nothing else, and gives the
+reason, and what was taken out instead."""
 
 SUFFIXES = {".py", ".c", ".h", ".js", ".css", ".html"}
 
@@ -92,17 +92,11 @@ def _count_c(text: str) -> int:
     return sum(bool(line.strip()) for line in C_COMMENT.sub("", text).splitlines())
 
 
-def count_core(counts: Counter[str]) -> int:
-    """Returns the lines of everything except the extras."""
-    return counts.total() - counts[EXTRAS]
-
-
 def main() -> int:
     counts = count_groups()
     for group in PLACES:
         sys.stdout.write(f"{counts[group]:7,}  {group}\n")
-    sys.stdout.write(f"{count_core(counts):7,} of {CORE_BUDGET:6,}  core\n")
-    sys.stdout.write(f"{counts[EXTRAS]:7,} of {EXTRAS_BUDGET:6,}  extras\n")
+    sys.stdout.write(f"{counts.total():7,} of {BUDGET:6,}  together\n")
     return 0
 
 
