@@ -27,8 +27,6 @@ PLACES: dict[str, tuple[str, ...]] = {
 }
 """Where each begins; the longest prefix of a file's path decides."""
 
-EXTRAS = "extras"
-
 BUDGET = 68_273
 """The most lines of code, of core and extras together. A commit that changes it contains nothing else, and gives the
 reason, and what was taken out instead."""
