@@ -147,8 +147,8 @@ def _plan_trace(options: argparse.Namespace, facts: ServerFacts) -> tuple[Iterat
 
 def _settings(options: argparse.Namespace) -> dict[str, object]:
     """The settings of the run, including defaults and excluding paths."""
-    given = {name: value for name, value in vars(options).items() if value is not None}
-    return {name: value for name, value in given.items() if not isinstance(value, Path)}
+    provided = {name: value for name, value in vars(options).items() if value is not None}
+    return {name: value for name, value in provided.items() if not isinstance(value, Path)}
 
 
 def _lengths(options: argparse.Namespace, facts: ServerFacts) -> Lengths:

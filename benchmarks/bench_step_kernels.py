@@ -145,10 +145,10 @@ def measure(shape: dict[str, object], weight_format: str, rounds: int, flags: li
 def _time_step(run: Callable[[Batch], object], batch: Batch) -> dict[str, float]:
     kernels: dict[str, float] = defaultdict(float)
 
-    def note(name: str, began_ns: int, ended_ns: int) -> None:
+    def record(name: str, began_ns: int, ended_ns: int) -> None:
         kernels[name] += (ended_ns - began_ns) / 1e6
 
-    with timed_kernels(note):
+    with timed_kernels(record):
         begin_s = time.perf_counter()
         run(batch)
         ms = (time.perf_counter() - begin_s) * 1e3

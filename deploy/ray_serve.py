@@ -122,17 +122,17 @@ async def _content_of(reply: httpx.Response) -> AsyncGenerator[bytes, None]:
 
 def app(arguments: dict[str, Any]) -> Any:
     """Returns Serve's application. Raises `msgspec.ValidationError` for an argument that there is not."""
-    wanted = msgspec.convert(arguments, Arguments, strict=False)
+    requested = msgspec.convert(arguments, Arguments, strict=False)
     serve: Any = importlib.import_module("ray.serve")
     deployment = serve.deployment(
         name="Sluice",
-        ray_actor_options={"num_cpus": wanted.num_cpus, "num_gpus": wanted.num_gpus},
-        max_ongoing_requests=wanted.max_ongoing_requests,
+        ray_actor_options={"num_cpus": requested.num_cpus, "num_gpus": requested.num_gpus},
+        max_ongoing_requests=requested.max_ongoing_requests,
         graceful_shutdown_timeout_s=2 * DRAIN_S,
         autoscaling_config={
-            "min_replicas": wanted.min_replicas,
-            "max_replicas": wanted.max_replicas,
-            "target_ongoing_requests": wanted.target_ongoing_requests,
+            "min_replicas": requested.min_replicas,
+            "max_replicas": requested.max_replicas,
+            "target_ongoing_requests": requested.target_ongoing_requests,
         },
     )
-    return deployment(Server).bind(wanted.flags)
+    return deployment(Server).bind(requested.flags)

@@ -157,7 +157,7 @@ class Detokenizer:
 
     def drop(self, message: DropBefore) -> None:
         """Removes the streams of requests whose frontend is gone. They may never end."""
-        self._gone.note(message)
+        self._gone.record(message)
         for orphan in [uid for uid in self._streams if self._gone.has(uid)]:
             del self._streams[orphan]
 

@@ -112,12 +112,12 @@ class Frontend(Front):
         self._follow_launcher()
 
     def _receive_replies(self) -> None:
-        self._service.ring.receive(self._note_lost)
+        self._service.ring.receive(self._record_lost)
         self._continuations.release_suspects()
         self._drain.check()
 
-    def _note_lost(self, lost: FramesLost) -> None:
-        self._continuations.note_lost(lost)
+    def _record_lost(self, lost: FramesLost) -> None:
+        self._continuations.record_lost(lost)
         self._service.queries.repeat()
 
     def _accept(self, message: ProcessTable | Answer) -> None:

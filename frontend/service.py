@@ -61,15 +61,15 @@ class Service:
         self.admission = Admission(config.scheduling, self.processes, config.run.frontend_workers, hold_s)
         bodies_mb = config.http.max_bodies_mb or BODIES_OF_FULL_SIZE * config.http.max_body_mb
         budget_mb = max(config.http.max_body_mb, bodies_mb / config.run.frontend_workers)
-        self.bodies = BodyBudget(int(budget_mb * 2**20), self.admission.note_refusal)
+        self.bodies = BodyBudget(int(budget_mb * 2**20), self.admission.record_refusal)
         self.metrics = RequestMetrics(config.facts.max_model_len)
         self.http_requests = HttpRequests()
-        self.registry = Registry(link.uid_block, self._note_end, self._note_step)
+        self.registry = Registry(link.uid_block, self._record_end, self._record_step)
         self.on_response: list[Callable[[RequestTrace], None]] = []
         """Called when the response of an HTTP request is over, well or not."""
-        self.on_end: list[Callable[[Timeline], None]] = [self.metrics.note_timeline]
+        self.on_end: list[Callable[[Timeline], None]] = [self.metrics.record_timeline]
         """Called when a request has ended and its client will receive no more of it."""
-        self.timelines = Timelines(self.registry.find, config.http.slow_request_s, self._note_timeline)
+        self.timelines = Timelines(self.registry.find, config.http.slow_request_s, self._record_timeline)
         self.recent_steps = RecentSteps()
         self.ring = Ring(link, self._deliver)
         self.router = Router(self.processes, link.uid_block)
@@ -192,7 +192,7 @@ class Service:
 
     def _refuse(self, generation: Generation, error: UnavailableError) -> None:
         """Ends a request whose hold has failed."""
-        self.admission.note_refusal(error)
+        self.admission.record_refusal(error)
         self.registry.fail(generation, error.info)
 
     def _enter(self, generation: Generation, trace: RequestTrace, timeout_s: float | None) -> None:
@@ -230,19 +230,19 @@ class Service:
             generation.abandon()
             self.abort(generation)
 
-    def note_response(self, trace: RequestTrace) -> None:
+    def record_response(self, trace: RequestTrace) -> None:
         """Cleans up after the response of an HTTP request, whether or not it succeeded."""
         trace.body.release()
         for generation in trace.generations:
             self.leave(generation)
             if generation.final is not None:
                 self.timelines.close(generation)
-        for note in self.on_response:
-            note(trace)
+        for record in self.on_response:
+            record(trace)
 
-    def _note_timeline(self, timeline: Timeline) -> None:
-        for note in self.on_end:
-            note(timeline)
+    def _record_timeline(self, timeline: Timeline) -> None:
+        for record in self.on_end:
+            record(timeline)
 
     def _deliver(self, message: ToFrontend) -> None:
         match message:
@@ -251,34 +251,34 @@ class Service:
             case PeerAsk() | PeerAnswer():
                 self.peers.accept(message)
             case ScheduleReport():
-                self.timelines.note_schedule(message)
-                self.recent_steps.note_plan(message)
+                self.timelines.record_schedule(message)
+                self.recent_steps.record_plan(message)
             case Tokenized():
-                self.timelines.note_tokenized(message)
+                self.timelines.record_tokenized(message)
             case FramesLost():
                 raise AssertionError("the ring reports losses separately")
             case _:
                 if isinstance(message, StepReplies):
-                    self.recent_steps.note_end(message)
+                    self.recent_steps.record_end(message)
                 self.registry.receive(message)
 
-    def _note_step(self, step: StepReplies, now_ns: int, num_rows_after: dict[int, int]) -> None:
-        self.metrics.note_step(now_ns, num_rows_after)
-        self.timelines.note_step(step, now_ns)
+    def _record_step(self, step: StepReplies, now_ns: int, num_rows_after: dict[int, int]) -> None:
+        self.metrics.record_step(now_ns, num_rows_after)
+        self.timelines.record_step(step, now_ns)
 
-    def _note_end(self, generation: Generation, final: UserReply) -> None:
+    def _record_end(self, generation: Generation, final: UserReply) -> None:
         self.router.release(generation.uid)
         self.deadlines.forget(generation)
         self.hold.forget(generation)
         if generation.is_part:
             return
-        self.admission.note_end()
+        self.admission.record_end()
         if generation.final is final:
-            self._note_reply(generation)
+            self._record_reply(generation)
 
-    def _note_reply(self, generation: Generation) -> None:
+    def _record_reply(self, generation: Generation) -> None:
         """Counts a request that has ended for its client."""
-        self.metrics.note_end(generation)
+        self.metrics.record_end(generation)
         if not generation.has_listener:
             self.timelines.close(generation)
 
@@ -288,7 +288,7 @@ class Service:
     def _end_here(self, generation: Generation) -> None:
         """Ends a request after its deadline with its partial output, without waiting for the ring."""
         generation.finish(_end_so_far(generation, "timeout"))
-        self._note_reply(generation)
+        self._record_reply(generation)
 
     def find_quiet(self) -> tuple[QuietRequest, ...]:
         """Returns the requests without a recent token, from which the launcher detects stalls."""

@@ -106,7 +106,7 @@ class Receiver(Generic[T]):
         if self.on_frame is not None:
             self.on_frame(frame)
         sender, number = HEADER.unpack_from(frame)
-        arrival = self.arrivals.note(sender, number)
+        arrival = self.arrivals.record(sender, number)
         if arrival is False:
             log.warning("%s: dropped frame %d of sender %x, a duplicate", self.path, number, sender)
             return None
@@ -274,7 +274,7 @@ class ControlServer(_Server[T]):
         super().__init__(path, union)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._admitted: dict[str, bytes] = {}
-        self._heard: dict[str, bytes] = {}
+        self._received_from: dict[str, bytes] = {}
         self._names: dict[bytes, str] = {}
         """Names of connections that were renamed."""
 
@@ -288,7 +288,7 @@ class ControlServer(_Server[T]):
 
     def identity_of(self, name: str) -> bytes:
         """Returns the connection that `name` refers to now. It stays valid after the name has passed to another."""
-        return self._admitted.get(name) or self._heard.get(name) or name.encode()
+        return self._admitted.get(name) or self._received_from.get(name) or name.encode()
 
     def send_to_pid(self, name: str, pid: int, message: Any) -> None:
         """Queues `message` for the process `pid` that connected as `name`, admitted or not."""
@@ -303,7 +303,7 @@ class ControlServer(_Server[T]):
     def forget(self, name: str) -> None:
         """Makes `name` unused."""
         identity = self._admitted.pop(name, None)
-        self._heard.pop(name, None)
+        self._received_from.pop(name, None)
         if identity is not None:
             self._names.pop(identity, None)
 
@@ -317,7 +317,7 @@ class ControlServer(_Server[T]):
             name = self._names.get(identity) or identity.rpartition(b".")[0].decode(errors="replace")
             if self._admitted.get(name, identity) != identity and not isinstance(message, from_anybody):
                 continue
-            self._heard[name] = identity
+            self._received_from[name] = identity
             yield name, message
 
 

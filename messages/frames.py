@@ -29,7 +29,7 @@ class Arrivals:
         self._name = name
         self.received: dict[int, tuple[int, int]] = {}
 
-    def note(self, sender: int, number: int) -> "FramesLost | bool":
+    def record(self, sender: int, number: int) -> "FramesLost | bool":
         """Returns True for the sender's next frame, False for a duplicate, or the missing frames before this one."""
         known = self.received.get(sender)
         if known is None:

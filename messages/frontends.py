@@ -67,7 +67,7 @@ class FrontendSenders:
 
     def forget(self, drop: DropBefore) -> None:
         """Closes the senders to frontends that are gone."""
-        self._gone.note(drop)
+        self._gone.record(drop)
         for block in [known for known in self._senders if self._gone.has(first_uid_of(known))]:
             self._close_sender(self._senders.pop(block))
 
@@ -101,11 +101,11 @@ class FrontendSenders:
         return sender
 
 
-def _part_of(step: StepReplies, is_wanted: Callable[[int], bool]) -> StepReplies:
+def _part_of(step: StepReplies, is_requested: Callable[[int], bool]) -> StepReplies:
     uids, attempts = unpack_int64(step.uids), unpack_int32(step.attempts)
     runs = list(runs_of(step.token_ids, step.num_tokens))
-    rows = [row for row, uid in enumerate(uids) if is_wanted(uid)]
-    is_kept = [is_wanted(uid) for uid, run in zip(uids, runs, strict=True) for _ in run]
+    rows = [row for row, uid in enumerate(uids) if is_requested(uid)]
+    is_kept = [is_requested(uid) for uid, run in zip(uids, runs, strict=True) for _ in run]
     place_of = list(accumulate(is_kept, initial=0))
     logprobs = [
         pair for pair in zip(unpack_int32(step.logprob_entries), step.logprobs, strict=True) if is_kept[pair[0]]
@@ -116,10 +116,10 @@ def _part_of(step: StepReplies, is_wanted: Callable[[int], bool]) -> StepReplies
         attempts=pack_int32(attempts[row] for row in rows),
         token_ids=pack_int32(token_id for row in rows for token_id in runs[row]),
         texts=tuple(step.texts[row] for row in rows),
-        finals=tuple(final for final in step.finals if is_wanted(final.uid)),
+        finals=tuple(final for final in step.finals if is_requested(final.uid)),
         logprob_entries=pack_int32(place_of[entry] for entry, _ in logprobs),
         logprobs=tuple(token for _, token in logprobs),
-        prefilled=tuple(row for row in step.prefilled if is_wanted(row.uid)),
+        prefilled=tuple(row for row in step.prefilled if is_requested(row.uid)),
         num_tokens=pack_counts([len(runs[row]) for row in rows]),
         committed_ns=step.committed_ns,
         engine=step.engine,

@@ -74,10 +74,10 @@ def _template_files(folder: Path) -> dict[str, str]:
 
 def _templates_of(config: dict[str, Any]) -> dict[str, str]:
     """`chat_template` is one template or a list of named ones."""
-    given = config.get("chat_template")
-    if isinstance(given, str):
-        return {DEFAULT: given}
-    if isinstance(given, list):
-        entries: list[Any] = [entry for entry in given if isinstance(entry, dict)]  # pyright: ignore[reportUnknownVariableType]
+    provided = config.get("chat_template")
+    if isinstance(provided, str):
+        return {DEFAULT: provided}
+    if isinstance(provided, list):
+        entries: list[Any] = [entry for entry in provided if isinstance(entry, dict)]  # pyright: ignore[reportUnknownVariableType]
         return {str(entry.get("name")): str(entry.get("template")) for entry in entries}
     return {}

@@ -142,8 +142,8 @@ def _read_module(fields: dict[str, Any], name: str, path: str, file: Path) -> No
     elif name == "Dense":
         fields["dense"] = (*fields.get("dense", ()), _dense_of(read_object(file), file, path))
     elif name == "LogitScore":
-        given = read_object(file)
-        ids = [given.get(key) for key in ("true_token_id", "false_token_id")]
+        provided = read_object(file)
+        ids = [provided.get(key) for key in ("true_token_id", "false_token_id")]
         fields["score_token_ids"] = tuple(each for each in ids if isinstance(each, int))
 
 
@@ -183,10 +183,10 @@ def _read_prompts(model_dir: Path) -> dict[str, Any]:
         return {}
     fields = read_object(file)
     found: Any = fields.get("prompts") or {}
-    given = cast("dict[str, Any]", found) if isinstance(found, dict) else {"": 0}
+    provided = cast("dict[str, Any]", found) if isinstance(found, dict) else {"": 0}
     default, similarity = fields.get("default_prompt_name"), fields.get("similarity_fn_name") or "cosine"
-    prompts = {name: text or "" for name, text in given.items() if isinstance(text, str | None)}
-    if len(prompts) != len(given):
+    prompts = {name: text or "" for name, text in provided.items() if isinstance(text, str | None)}
+    if len(prompts) != len(provided):
         raise BootError(f"{file}: prompts is not an object of texts")
     if default is not None and (not isinstance(default, str) or default not in prompts):
         raise BootError(
@@ -230,8 +230,10 @@ def _score_activation(model_dir: Path, config: dict[str, Any]) -> Literal["ident
     """Returns what a file of sentence-transformers names, in its version 5.4 another one, or the kind of problem."""
     own, file = config.get("sentence_transformers"), model_dir / SENTENCE_TRANSFORMERS_FILE
     fields = cast("dict[str, Any]", own) if isinstance(own, dict) else {}
-    given = read_object(file) if file.is_file() else {}
-    name = given.get("activation_fn", fields.get("activation_fn", config.get("sbert_ce_default_activation_function")))
+    provided = read_object(file) if file.is_file() else {}
+    name = provided.get(
+        "activation_fn", fields.get("activation_fn", config.get("sbert_ce_default_activation_function"))
+    )
     if name is not None:
         activation = SCORE_ACTIVATIONS.get(str(name).rpartition(".")[2])
         if activation is None and str(name).startswith("torch."):

@@ -12,7 +12,7 @@ from runtime.model_files import WEIGHT_FILES
 PIECE_BYTES = 512 << 10
 """One call makes Linux read at most the disk's maximum request size."""
 
-MOST_OF_MEMORY = 0.5
+MAX_OF_MEMORY = 0.5
 """Larger models are not prefetched: their first pages might be evicted before they are loaded."""
 
 
@@ -32,7 +32,7 @@ def prefetch(model: ModelConfig, model_dir: Path) -> None:
 def _ask_for(files: Sequence[Path]) -> None:
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError, AttributeError):  # systems without the call
-        if sum(file.stat().st_size for file in files) > MOST_OF_MEMORY * memory_bytes:
+        if sum(file.stat().st_size for file in files) > MAX_OF_MEMORY * memory_bytes:
             return
         for file in files:
             with file.open("rb") as opened:

@@ -119,11 +119,11 @@ class ProcessLink:
         self.waiter = Waiter()
         self.waiter.add_channel(self._control)
         self.waiter.add_descriptor(self._wakeup_reader)
-        self._say_hello()
+        self._send_hello()
         if not is_successor:
             self._record()
 
-    def _say_hello(self) -> None:
+    def _send_hello(self) -> None:
         self._control.send(Hello(self._seat, os.getpid(), SCHEMA_VERSION))
         deadline = time.monotonic() + WELCOME_TIMEOUT_S
         while not self.is_stopping:

@@ -198,17 +198,17 @@ class _Notes:
         """Records each iteration of the main loop: from `receive_control` until `wait`, or until the next one."""
         receive_control, wait = loop.receive_control, loop.wait
 
-        def noted_receive_control() -> Any:
+        def recorded_receive_control() -> Any:
             self._end_turn()
             self._turn_began_ns = time.monotonic_ns()
             return receive_control()
 
-        def noted_wait(*arguments: Any) -> None:
+        def recorded_wait(*arguments: Any) -> None:
             self._end_turn()
             wait(*arguments)
 
-        self._replace(loop, "receive_control", noted_receive_control)
-        self._replace(loop, "wait", noted_wait)
+        self._replace(loop, "receive_control", recorded_receive_control)
+        self._replace(loop, "wait", recorded_wait)
 
     def _end_turn(self) -> None:
         if self._turn_began_ns and len(self.slices) < MAX_NOTES:
@@ -218,7 +218,7 @@ class _Notes:
     def watch_part(self, part: Part) -> None:
         original, slices, annotate = getattr(part.owner, part.method), self.slices, self.observer.annotate
 
-        def noted(*arguments: Any, **fields: Any) -> Any:
+        def recorded(*arguments: Any, **fields: Any) -> Any:
             name = part.name(*arguments)
             began_ns = time.monotonic_ns()
             try:
@@ -228,13 +228,13 @@ class _Notes:
                 if len(slices) < MAX_NOTES:
                     slices.append((name, began_ns, time.monotonic_ns()))
 
-        self._replace(part.owner, part.method, noted)
+        self._replace(part.owner, part.method, recorded)
 
     def watch_sender(self, sender: Sender[Any]) -> None:
         original, annotate = sender.send, self.observer.annotate
         notes = self.sent.setdefault(sender.path.stem, [])
 
-        def noted(message: Any) -> None:
+        def recorded(message: Any) -> None:
             name = label(message)
             began_ns = time.monotonic_ns()
             with annotate(f"send {name}"):
@@ -242,35 +242,35 @@ class _Notes:
             if len(notes) < MAX_NOTES:
                 notes.append((name, began_ns, time.monotonic_ns(), sender.sender_id, sender.num_sent))
 
-        self._replace(sender, "send", noted)
+        self._replace(sender, "send", recorded)
 
     def watch_receiver(self, receiver: Receiver[Any]) -> None:
         """Records each frame from its arrival until the main loop requests the next one."""
-        receive, note, notes = receiver.receive, receiver.arrivals.note, self.received
+        receive, record, notes = receiver.receive, receiver.arrivals.record, self.received
         latest = 0, 0, 0
 
-        def noted(sender: int, number: int) -> Any:
+        def recorded(sender: int, number: int) -> Any:
             nonlocal latest
             latest = sender, number, time.monotonic_ns()
-            return note(sender, number)
+            return record(sender, number)
 
-        def noted_receive(limit: int = 1024) -> Iterator[Any]:
+        def recorded_receive(limit: int = 1024) -> Iterator[Any]:
             for message in receive(limit):
                 sender, number, began_ns = latest
                 yield message
                 if len(notes) < MAX_NOTES:
                     notes.append((label(message), began_ns, time.monotonic_ns(), sender, number))
 
-        self._replace(receiver.arrivals, "note", noted)
-        self._replace(receiver, "receive", noted_receive)
+        self._replace(receiver.arrivals, "record", recorded)
+        self._replace(receiver, "receive", recorded_receive)
 
-    def _replace(self, owner: Any, method: str, noted: Callable[..., Any]) -> None:
+    def _replace(self, owner: Any, method: str, recorded: Callable[..., Any]) -> None:
         if method in vars(owner):
             original: Any = getattr(owner, method)
             self._undo.append(lambda: setattr(owner, method, original))
         else:
             self._undo.append(lambda: delattr(owner, method))  # restores the method of its class
-        setattr(owner, method, noted)
+        setattr(owner, method, recorded)
 
 
 def label(message: Any) -> str:

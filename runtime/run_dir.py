@@ -56,7 +56,7 @@ class RunDir:
     def pid_file(self, process: str) -> Path:
         return self.path / f"{process}.pid"
 
-    def note_pid(self, process: str, pid: int) -> None:
+    def record_pid(self, process: str, pid: int) -> None:
         """Writes the pid file if the disk allows it. Without one, only `clear_run` cannot find the process."""
         with contextlib.suppress(OSError):
             self.pid_file(process).write_text(f"{pid}", encoding="ascii")

@@ -136,6 +136,6 @@ def _refuse_what_needs_text(params: SamplingParams, *, has_grammars: bool) -> No
         "num_logprobs": params.num_logprobs is not None,
         "num_prompt_logprobs": params.num_prompt_logprobs is not None,
     }
-    names = ", ".join(name for name, is_given in unwanted.items() if is_given)
+    names = ", ".join(name for name, is_sent in unwanted.items() if is_sent)
     if names:
         raise UsageError(f"{names}: only a server does this; without one, prompts and outputs are token ids alone")

@@ -36,7 +36,7 @@ class ReplySender:
         replies = self._scheduler.pop_replies()
         if not replies and not self._held:
             return
-        can_wait = not self._scheduler.must_tell_tokens and all(map(_can_wait, replies))
+        can_wait = not self._scheduler.needs_token_delivery and all(map(_can_wait, replies))
         self._held += replies
         first = self._held[0]
         if not (can_wait and isinstance(first, DetokenizeMsg) and self._clock_ns() < first.committed_ns + HOLD_NS):

@@ -184,7 +184,7 @@ class Stepper:
         if ended is not None:
             running, output = ended
             self._scheduler.commit(output)
-            self._note_time(running.batch, running.start_s)
+            self._record_time(running.batch, running.start_s)
         if self._can_plan_ahead and self._running and not self._may_plan_behind(self._running[0]):
             self.step(None, start_s)
 
@@ -231,7 +231,7 @@ class Stepper:
                 batch = self.plan()
                 continue
             self._scheduler.commit(output, failures)
-            self._note_time(batch, start_s)
+            self._record_time(batch, start_s)
             return
 
     def _run_part(self, part: Batch, start_s: float) -> ForwardOutput:
@@ -243,11 +243,11 @@ class Stepper:
                 self.result(self._running.popleft())
         self._scheduler.forget_steps()
 
-    def _note_time(self, batch: Batch, start_s: float) -> None:
+    def _record_time(self, batch: Batch, start_s: float) -> None:
         """Records the time of a step, which begins when the previous one has ended."""
         end_s = self._clock()
         seconds = end_s - max(start_s, self._last_end_s)
         self._times.add(batch, seconds)
         cpu_s = self._cpu_clock()
-        self._scheduler.note_time(batch, seconds, seconds if self._can_overlap else cpu_s - self._last_cpu_s)
+        self._scheduler.record_time(batch, seconds, seconds if self._can_overlap else cpu_s - self._last_cpu_s)
         self._last_end_s, self._last_cpu_s = end_s, cpu_s

@@ -83,7 +83,7 @@ class Child:
         """It has closed its output."""
         self.is_welcome = False
         """It has sent its hello, so it receives messages to its name. While `pid` is 0: its end is being dealt with."""
-        self.has_been_told = False
+        self.has_been_notified = False
         """It has been asked to stop, so its end is no death."""
         self.is_early = False
         """It was begun before the run, and reports nothing until it has imported torch."""
@@ -94,7 +94,7 @@ class Child:
         self.boot_error: str | None = None
         self.was_starting = False
         """The latest incarnation has ended without having served."""
-        self.has_given_up = False
+        self.gave_up = False
         """The latest one ended by itself, with an error."""
         self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
         self.log = LogRing()
@@ -141,7 +141,7 @@ class Child:
         arguments = ["--stand-by"] * self.is_successor + ["--spare"] * self.is_spare
         arguments += ["--run-dir", str(run_path), "--parent-pid", str(os.getpid())]
         command = [*self.command.arguments, *arguments]
-        begun = early.go_on(command[MODULE_INDEX:]) if early is not None else None
+        begun = early.continue_after(command[MODULE_INDEX:]) if early is not None else None
         self.is_early = begun is not None
         self._process = begun or open_process(
             command,
@@ -169,7 +169,7 @@ class Child:
         self.incarnation += 1
         self.started_s = time.monotonic()
         self.boot_error = None
-        self.has_been_told = False
+        self.has_been_notified = False
         self.is_welcome = False
         self.is_silent = False
         self.ending = ""
@@ -196,7 +196,7 @@ class Child:
             if code is None:
                 return False
             self.ending = self._why_killed or how_it_ended(code)
-            self.has_given_up = code > 0
+            self.gave_up = code > 0
         elif _is_alive(self.pid, self.descriptor):
             return False
         else:

@@ -31,23 +31,23 @@ class Console:
         self._held: deque[bytes] = deque()
         self._num_dropped = 0
         self._bar = ""
-        self._told_percents: dict[tuple[str, str], int] = {}
+        self._shown_percents: dict[tuple[str, str], int] = {}
         self.is_json = False
         """Each line is an object, as processes write them, and there is no progress."""
 
-    def say(self, text: str, level: str = "info") -> None:
+    def show(self, text: str, level: str = "info") -> None:
         """Shows `text`, one line or several; JSON lines have the level."""
         self._write(self._line(text, level))
 
-    def say_of(self, name: str, text: str, level: str = "info") -> None:
+    def show_of(self, name: str, text: str, level: str = "info") -> None:
         """Shows a line about process `name`."""
-        self.say(f"{name:<{NAME_WIDTH}} {text}" if not self.is_json else f"{name}: {text}", level)
+        self.show(f"{name:<{NAME_WIDTH}} {text}" if not self.is_json else f"{name}: {text}", level)
 
     def relay(self, name: str, pid: int, lines: Iterable[str]) -> None:
         """Shows lines that process `name` has written."""
         for line in lines:
             if not self.is_json:
-                self.say_of(name, line)
+                self.show_of(name, line)
             elif is_json_line(line):
                 self._write(f"{line}\n")
             else:
@@ -59,10 +59,10 @@ class Console:
             return
         percent = int(100 * min(1.0, max(0.0, fraction)))
         if not self._is_terminal:
-            last = self._told_percents.get((name, phase), 0)
+            last = self._shown_percents.get((name, phase), 0)
             if percent - last >= PLAIN_PROGRESS_STEP:
-                self._told_percents[name, phase] = percent - percent % PLAIN_PROGRESS_STEP
-                self.say_of(name, f"{phase} {percent} %")
+                self._shown_percents[name, phase] = percent - percent % PLAIN_PROGRESS_STEP
+                self.show_of(name, f"{phase} {percent} %")
             return
         filled = BAR_WIDTH * percent // 100
         bar = f"{name:<{NAME_WIDTH}} {phase} [{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {percent} %"
@@ -71,7 +71,7 @@ class Console:
 
     def begin_process(self, name: str) -> None:
         """Clears the progress of a new incarnation of process `name` shown from its beginning."""
-        self._told_percents = {key: percent for key, percent in self._told_percents.items() if key[0] != name}
+        self._shown_percents = {key: percent for key, percent in self._shown_percents.items() if key[0] != name}
 
     def end_progress(self) -> None:
         """Removes the bar."""

@@ -60,7 +60,7 @@ class ControlPlane(ControlServer[ToLauncher]):
         """Stops waiting for the result."""
         self._results.pop(instruction_id, None)
 
-    def note(self, name: str, report: Drained | InstructionDone | Ask) -> None:
+    def record(self, name: str, report: Drained | InstructionDone | Ask) -> None:
         """Keeps a report until it is requested; a result without a waiting caller is dropped."""
         match report:
             case Drained(num_unfinished):

@@ -24,7 +24,7 @@ class EarlyScheduler:
             process_group=0,
         )
 
-    def go_on(self, arguments: Sequence[str]) -> subprocess.Popen[bytes] | None:
+    def continue_after(self, arguments: Sequence[str]) -> subprocess.Popen[bytes] | None:
         """Gives it a module and its command line. Returns the process, or None if it has ended or is already in use."""
         if self._process is None or self._process.poll() is not None:
             return None

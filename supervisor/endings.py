@@ -6,17 +6,17 @@ from collections.abc import Iterable
 from supervisor.child import Child
 
 
-def tell_end(child: Child, was_starting: bool) -> str:
+def describe_exit(child: Child, was_starting: bool) -> str:
     """Returns one line about the end of a process: its start failed, or it died."""
     if was_starting:
         return f"cannot start: {child.boot_error or f'it {child.ending}'}"
     return f"died: it {child.ending} after {time.monotonic() - child.started_s:.1f} s"
 
 
-def tell_fatal_end(child: Child, was_starting: bool) -> str:
+def describe_fatal_exit(child: Child, was_starting: bool) -> str:
     """Returns the same for an end that also ends the run, with the last output of the process."""
     is_explained = was_starting and child.boot_error
-    return f"{child.name} {tell_end(child, was_starting)}{'' if is_explained else quote(child.last_lines)}"
+    return f"{child.name} {describe_exit(child, was_starting)}{'' if is_explained else quote(child.last_lines)}"
 
 
 def quote(lines: Iterable[str]) -> str:

@@ -81,9 +81,11 @@ def parse_flags(arguments: list[str]) -> dict[str, msgspec.Struct]:
     known, unknown = parser.parse_known_args(arguments)
     if unknown:
         raise UsageError(describe_unknown(unknown[0], parser))
-    given = vars(known)
+    provided = vars(known)
     return {
-        section: msgspec.convert({name: given[name] for name in struct.__struct_fields__ if name in given}, struct)
+        section: msgspec.convert(
+            {name: provided[name] for name in struct.__struct_fields__ if name in provided}, struct
+        )
         for section, struct in find_sections().items()
     }
 

@@ -25,8 +25,8 @@ from messages.errors import BootError
 from supervisor.admission import find_reason_to_refuse
 from supervisor.child import END_LOOK_S, Child, Command
 from supervisor.console import Console
-from supervisor.endings import tell_end, tell_fatal_end
-from supervisor.process_group import ProcessGroup, hears_table
+from supervisor.endings import describe_exit, describe_fatal_exit
+from supervisor.process_group import ProcessGroup, receives_process_table
 from supervisor.restarts import NoRestartError, Restarts
 
 LAST_WORDS_S = 0.2
@@ -66,17 +66,17 @@ class Lifecycle:
         Raises `RunFailedError` if it cannot be started at all.
         """
         if child.is_external:
-            self._console.say_of(child.name, f"waiting: start it by hand\n  {self.group.how_to_start(child)}")
+            self._console.show_of(child.name, f"waiting: start it by hand\n  {self.group.how_to_start(child)}")
             return
         self._console.begin_process(child.name)
         try:
             self.group.spawn(child)
         except OSError as error:
             child.boot_error, child.was_starting = str(error), True
-            self._go_on_after(child)
+            self._continue_after(child)
             return
         if child.is_early:
-            self._note_report(child, PhaseReport("importing torch"))
+            self._record_report(child, PhaseReport("importing torch"))
         for rank in self.group.ranks_of(child):
             self.start(rank)
 
@@ -119,7 +119,7 @@ class Lifecycle:
             assert child is not None
             spare = self.group.find_spare(child)
             if spare is not None:
-                self._console.say_of(name, "the process that stood by takes over")
+                self._console.show_of(name, "the process that stood by takes over")
                 self.group.give_place(spare, child)
             else:
                 self.start(child)
@@ -141,7 +141,7 @@ class Lifecycle:
             if isinstance(message, Hello):
                 self._answer_hello(name, message)
             elif child is not None and child.is_welcome:
-                self._note_report(child, message)
+                self._record_report(child, message)
 
     def _answer_hello(self, name: str, hello: Hello) -> None:
         group = self.group
@@ -150,49 +150,49 @@ class Lifecycle:
         if group.is_stopping:
             reason = reason or "the server is stopping"
         if reason or child is None:
-            self._console.say(f"refused a process (pid {hello.pid}) that called itself {name}: {reason}", "warning")
+            self._console.show(f"refused a process (pid {hello.pid}) that called itself {name}: {reason}", "warning")
             group.control.refuse(name, hello.pid, reason or "")
             return
         if child.pid == 0:
             group.adopt(child, hello.pid)
         child.is_welcome = True
         group.control.welcome(name, hello.pid, Welcome(child.incarnation, child.uid_block))
-        if hears_table(child):
+        if receives_process_table(child):
             group.publish(at_once=True)
 
-    def _note_report(self, child: Child, message: ChildMessage) -> None:
+    def _record_report(self, child: Child, message: ChildMessage) -> None:
         board = self.group.board
         match message:
             case PhaseReport(text, fraction):
                 if board.phase(child.name, text, fraction):
-                    self._console.say_of(child.name, text)
+                    self._console.show_of(child.name, text)
                 if fraction is not None:
                     self._console.progress(child.name, text, fraction)
             case StandingBy():
                 board.standing_by(child.name)
-                self._console.say_of(child.name, f"stands by after {time.monotonic() - child.started_s:.1f} s")
+                self._console.show_of(child.name, f"stands by after {time.monotonic() - child.started_s:.1f} s")
             case Ready():
-                self._note_ready(child, message)
+                self._record_ready(child, message)
             case BootFailed(text, fitting_len):
                 child.boot_error = text
                 if self.is_first_start(child) and not self.group.is_stopping:
                     raise RunFailedError(text if fitting_len else f"{child.name} cannot start: {text}", fitting_len)
             case Beat():
                 if board.beat(child.name, message):
-                    self._console.say_of(child.name, "answers again")
+                    self._console.show_of(child.name, "answers again")
             case Drained() | InstructionDone() | Ask():
-                self.group.control.note(child.name, message)
+                self.group.control.record(child.name, message)
 
-    def _note_ready(self, child: Child, message: Ready) -> None:
+    def _record_ready(self, child: Child, message: Ready) -> None:
         self.group.board.ready(child.name, message)
         child.is_on_trial = False
-        self._restarts.note_ready(child.name, time.monotonic())
+        self._restarts.record_ready(child.name, time.monotonic())
         self.group.publish(at_once=True)
         if child.is_front and self.group.is_draining:
             self.group.control.send(child.name, Drain(0.0))
         without = f", degraded: {message.degraded}" if message.degraded else ""
         text = f"ready in {time.monotonic() - child.started_s:.1f} s{without}"
-        self._console.say_of(child.name, text, "warning" if message.degraded else "info")
+        self._console.show_of(child.name, text, "warning" if message.degraded else "info")
 
     def is_first_start(self, child: Child) -> bool:
         """True if the run fails with this start. A process that was started by hand may try again."""
@@ -201,7 +201,7 @@ class Lifecycle:
 
     def is_replaced(self, child: Child) -> bool:
         """True if the launcher restarts this process when it dies."""
-        return self._restarts.is_wanted(child.name) and not child.is_external
+        return self._restarts.is_requested(child.name) and not child.is_external
 
     def killer(self, child: Child, why: str) -> Callable[[], None]:
         """Returns a function that kills this incarnation; the next one is certain from now on."""
@@ -222,11 +222,11 @@ class Lifecycle:
         status = group.status(child)
         child.was_starting = status.state == "starting"
         if group.can_move_requests(child):
-            group.tell_death(child)
-        if status.is_up and not (child.has_been_told or status.is_killed or group.is_stopping):
+            group.report_death(child)
+        if status.is_up and not (child.has_been_notified or status.is_killed or group.is_stopping):
             path = self._take_snapshot("crash", child.name, child.ending, None)
             if path:
-                self._console.say_of(child.name, f"has ended; snapshot: {path}", "error")
+                self._console.show_of(child.name, f"has ended; snapshot: {path}", "error")
         group.remove_files(child)
         if group.is_stopping:
             group.board.ended(child.name)
@@ -236,9 +236,9 @@ class Lifecycle:
         self._console.end_progress()
         child.is_welcome = False
         group.board.ended(child.name)
-        self._go_on_after(child)
+        self._continue_after(child)
 
-    def _go_on_after(self, child: Child) -> None:
+    def _continue_after(self, child: Child) -> None:
         """Handles the end of a process. The processes of an engine end together; the last one counts.
 
         Raises `RunFailedError` if the run must end.
@@ -247,8 +247,8 @@ class Lifecycle:
             self._give_up(child, child.was_starting)
         leader = self.group.leader_of(child)
         if leader is not child:
-            level = "info" if leader.has_been_told else "error"
-            self._console.say_of(child.name, tell_end(child, child.was_starting), level)
+            level = "info" if leader.has_been_notified else "error"
+            self._console.show_of(child.name, describe_exit(child, child.was_starting), level)
         living = [one for one in (leader, *self.group.ranks_of(leader)) if one.pid]
         for one in living:
             if not self.group.status(one).is_killed:
@@ -262,19 +262,19 @@ class Lifecycle:
         has_successor = successor is not None and not successor.is_spare
         is_on_trial = any(one.is_on_trial for one in (child, *group.ranks_of(child)))
         if child.is_passing or is_on_trial or (group.status(child).is_leaving and not has_successor):
-            has_left = child.has_been_told and not was_starting
-            self._console.say_of(child.name, "has left" if has_left else tell_end(child, was_starting))
+            has_left = child.has_been_notified and not was_starting
+            self._console.show_of(child.name, "has left" if has_left else describe_exit(child, was_starting))
             group.remove(child)
         elif has_successor:
-            end = "gives way" if child.has_been_told else tell_end(child, was_starting)
-            self._console.say_of(child.name, f"{end}; its successor takes over")
+            end = "gives way" if child.has_been_notified else describe_exit(child, was_starting)
+            self._console.show_of(child.name, f"{end}; its successor takes over")
             group.board.waiting_for_successor(child.name)
         else:
             self.plan_restart(child, was_starting)
 
     def _collect_last_words(self, child: Child) -> None:
         """Reads the last output of a dead process and, if it was starting, its last reports, for the reason."""
-        deadline = time.monotonic() + (EXPLANATION_S if child.has_given_up else LAST_WORDS_S)
+        deadline = time.monotonic() + (EXPLANATION_S if child.gave_up else LAST_WORDS_S)
         with contextlib.suppress(RunFailedError):
             while time.monotonic() < deadline:
                 self._receive_reports()
@@ -289,24 +289,24 @@ class Lifecycle:
         is_last_frontend = child.is_front and not any(frontend.pid for frontend in self.group.frontends())
         if is_last_frontend and self.group.is_draining:  # no frontend is left to receive the replies of the others
             self._give_up(child, was_starting)
-        if child.is_external and (was_starting or self._restarts.is_wanted(child.name)):
-            self._tell_restart(child, tell_end(child, was_starting))
+        if child.is_external and (was_starting or self._restarts.is_requested(child.name)):
+            self._report_restart(child, describe_exit(child, was_starting))
             self.start(child)
             return
         has_spare = self.group.find_spare(child) is not None
         try:
-            restart = self._restarts.note_death(child.name, time.monotonic(), has_spare)
+            restart = self._restarts.record_death(child.name, time.monotonic(), has_spare)
         except NoRestartError as refusal:
             self._give_up(child, was_starting, f"\n{refusal}")
         else:
-            self._tell_restart(child, f"{tell_end(child, was_starting)}; {restart.text}")
+            self._report_restart(child, f"{describe_exit(child, was_starting)}; {restart.text}")
 
-    def _tell_restart(self, child: Child, text: str) -> None:
+    def _report_restart(self, child: Child, text: str) -> None:
         for one in (child, *self.group.ranks_of(child)):
             self.group.board.restarting(one.name)
         self.group.publish(at_once=True)
-        self._console.say_of(child.name, text, "error")
+        self._console.show_of(child.name, text, "error")
 
     def _give_up(self, child: Child, was_starting: bool, why: str = "") -> NoReturn:
         self.group.publish(at_once=True)
-        raise RunFailedError(f"{tell_fatal_end(child, was_starting)}{why}")
+        raise RunFailedError(f"{describe_fatal_exit(child, was_starting)}{why}")

@@ -115,7 +115,7 @@ class ProcessGroup:
         """True if every process serves, except engines on machines that have not joined yet."""
         return self.board.is_ready([child.name for child in self if child.command.is_remote])
 
-    def note_started(self) -> None:
+    def record_started(self) -> None:
         """Every process serves: the frontends accept requests once they receive the table."""
         self.has_started = True
         self.publish(at_once=True)
@@ -145,15 +145,15 @@ class ProcessGroup:
         """Starts the next incarnation of a process. Raises `OSError`."""
         early = self._site.early_scheduler if child.command.imports_torch else None
         child.spawn(self._site.run_dir.path, self._site.listener.fileno() if child.is_front else None, early)
-        self._site.run_dir.note_pid(child.name, child.pid)
-        self._note_start(child)
+        self._site.run_dir.record_pid(child.name, child.pid)
+        self._record_start(child)
 
     def adopt(self, child: Child, pid: int) -> None:
         """Takes a process that was started by hand as the next incarnation."""
         child.adopt(pid)
-        self._note_start(child)
+        self._record_start(child)
 
-    def _note_start(self, child: Child) -> None:
+    def _record_start(self, child: Child) -> None:
         if child.descriptor >= 0:
             self._waiter.add_descriptor(child.descriptor)
         if child.is_front:
@@ -227,7 +227,7 @@ class ProcessGroup:
         statuses = [self.status(other) for other in others if not other.is_passing]
         return kind_of(child.name) == SCHEDULER and any(one.is_serving and not one.is_leaving for one in statuses)
 
-    def tell_death(self, child: Child) -> None:
+    def report_death(self, child: Child) -> None:
         """Moves the requests of `child` elsewhere before its death is handled any further."""
         self.board.gone(child.name)
         self.publish(at_once=True)
@@ -239,7 +239,7 @@ class ProcessGroup:
 
     def ask_to_stop(self, child: Child) -> None:
         """Asks a process to end; one that is starting is killed."""
-        child.has_been_told = True
+        child.has_been_notified = True
         if not child.pid:
             return
         if self.status(child).state == "starting" and not (child.is_external or child.command.is_remote):
@@ -274,9 +274,9 @@ class ProcessGroup:
         if self.has_listening_frontend() and (at_once or self.table_due_in_s() == 0):
             table = self.board.publish(time.monotonic_ns())
             for child in self:
-                if hears_table(child):
+                if receives_process_table(child):
                     self.control.send(child.name, table)
 
 
-def hears_table(child: Child) -> bool:
+def receives_process_table(child: Child) -> bool:
     return child.is_front and child.is_welcome and not child.is_successor

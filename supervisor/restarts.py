@@ -47,21 +47,21 @@ class Restarts:
         self._last_minute: deque[float] = deque()
         self._due_s: dict[str, float] = {}
 
-    def is_wanted(self, name: str) -> bool:
+    def is_requested(self, name: str) -> bool:
         """True if process `name` is started again when it dies, as far as its own rule goes."""
         return kind_of(name) not in self._never
 
-    def note_ready(self, name: str, now_s: float) -> None:
+    def record_ready(self, name: str, now_s: float) -> None:
         """Notes that process `name` serves from now on."""
         self._ready_s[name] = now_s
 
-    def note_death(self, name: str, now_s: float, is_ready: bool = False) -> Restart:
+    def record_death(self, name: str, now_s: float, is_ready: bool = False) -> Restart:
         """Returns when process `name` will be due to start again, at once where the next one `is_ready`.
 
         Raises `NoRestartError` if it must stay dead.
         """
         served_s = now_s - self._ready_s.pop(name, now_s)
-        if not self.is_wanted(name):
+        if not self.is_requested(name):
             raise NoRestartError(f"it is not started again: --restart {name}=never")
         while self._last_minute and now_s - self._last_minute[0] >= MINUTE_S:
             self._last_minute.popleft()

@@ -73,10 +73,10 @@ def launch(arguments: list[str], early_scheduler: EarlyScheduler | None = None) 
                 return serve(config, server_commands(config), console, began_s, early_scheduler)
             except RunFailedError as error:  # once: then the length is as if it were given
                 size = error.fitting_len
-                console.say(f"the context is shortened to {size} tokens (--max-model-len {size}): {error}", "warning")
+                console.show(f"the context is shortened to {size} tokens (--max-model-len {size}): {error}", "warning")
                 sections["model"] = msgspec.structs.replace(sections["model"], max_model_len=size)
     except (UsageError, BootError) as error:
-        console.say(f"{PROGRAM}: {error}", "error")
+        console.show(f"{PROGRAM}: {error}", "error")
         return USAGE_EXIT_CODE if isinstance(error, UsageError) else FAILURE_EXIT_CODE
     except KeyboardInterrupt:
         return INTERRUPTED_EXIT_CODE
@@ -158,7 +158,7 @@ def check_flags(sections: dict[str, Any]) -> Config:
 
 def check_device(config: Config) -> None:
     """Raises `UsageError` for a `--device` that does not exist, or for fewer GPUs than ranks."""
-    model, num_ranks = config.model, config.most_engines * config.run.tensor_parallel
+    model, num_ranks = config.model, config.max_local_engines * config.run.tensor_parallel
     if not re.fullmatch(r"auto|cpu|cuda(:\d+(,cuda:\d+)*)?", model.device):
         raise UsageError(f"--device: {model.device!r} is not valid: expected auto, cpu, cuda, or GPUs as cuda:0,cuda:1")
     if model.devices and len(set(model.devices)) < max(len(model.devices), num_ranks):
@@ -195,8 +195,8 @@ def serve(
     early_scheduler: EarlyScheduler | None = None,
 ) -> int:
     """Opens the socket and the run directory, runs the processes, and returns the exit code when nothing is left."""
-    http, wanted_dir = config.http, config.run.run_dir
-    run_path = Path(wanted_dir) if wanted_dir else default_path(http.port)
+    http, run_dir_flag = config.http, config.run.run_dir
+    run_path = Path(run_dir_flag) if run_dir_flag else default_path(http.port)
     if config.run.record:
         run = msgspec.structs.replace(config.run, record=str(claim_recording(config.run.record)))
         config = msgspec.structs.replace(config, run=run)
@@ -207,7 +207,7 @@ def serve(
         url = base_url(http.host, port, "https" if http.ssl_certfile else "http")
         if any(command.name == FRONTEND and command.is_external for command in commands):
             listener.close()  # a frontend that is started by hand binds the port itself
-        run_dir, lock = claim(Path(wanted_dir) if wanted_dir else default_path(port))
+        run_dir, lock = claim(Path(run_dir_flag) if run_dir_flag else default_path(port))
         lifeline = make_lifeline(run_dir)
         try:
             if http.is_private:
@@ -219,7 +219,7 @@ def serve(
                 prefetch(config.model, Path(config.facts.model_dir))
             site = Site(run_dir, listener, signals, find_weight_bytes(config), early_scheduler)
             supervisor = Supervisor(config.run, commands, site, console)
-            return supervisor.run(lambda: console.say(ready_text(config, url, time.monotonic() - began_s)))
+            return supervisor.run(lambda: console.show(ready_text(config, url, time.monotonic() - began_s)))
         finally:
             run_dir.remove()
             os.close(lifeline)

@@ -37,21 +37,21 @@ class Shutdown:
         self._group = lifecycle.group
         self._console = console
         self._loop = loop
-        self.is_wanted = False
+        self.is_requested = False
 
     def drain(self, timeout_s: float) -> None:
         """Makes the frontends refuse new requests and waits for their last request, at most for their time limit."""
-        if not self._group.has_listening_frontend() or self._loop.is_hurried or self.is_wanted:
+        if not self._group.has_listening_frontend() or self._loop.is_hurried or self.is_requested:
             return
         self.begin_drain(timeout_s)
         self._loop.turn_until(self._group.has_drained, time.monotonic() + timeout_s + DRAIN_MARGIN_S)
         num_unfinished = self._group.num_unfinished()
         if num_unfinished:
-            self._console.say(f"{num_unfinished} requests did not finish in time", "warning")
+            self._console.show(f"{num_unfinished} requests did not finish in time", "warning")
 
     def begin_drain(self, timeout_s: float) -> None:
         """Makes the frontends refuse new requests; the group's `has_drained` turns true when they have answered."""
-        self._console.say(f"draining: running requests may take {timeout_s:g} s; Ctrl-C again stops at once")
+        self._console.show(f"draining: running requests may take {timeout_s:g} s; Ctrl-C again stops at once")
         self._group.begin_drain(timeout_s)
 
     def stop(self) -> None:
@@ -64,9 +64,9 @@ class Shutdown:
         self._stop_all(list(group), STOP_TIMEOUT_S)
         for child in group:
             if child.pid and child.is_external:
-                self._console.say_of(child.name, "still runs; it ends when it notices that the launcher is gone")
+                self._console.show_of(child.name, "still runs; it ends when it notices that the launcher is gone")
             elif child.pid:
-                self._console.say_of(child.name, "does not stop, so it is killed", "warning")
+                self._console.show_of(child.name, "does not stop, so it is killed", "warning")
                 child.kill()
                 child.wait(STOP_TIMEOUT_S)
             self._lifecycle.show_output(child)

@@ -44,7 +44,7 @@ class SteadyValue:
         self._value: Any = None
         self.since_ns = 0
 
-    def note(self, value: object, now_ns: int) -> int:
+    def record(self, value: object, now_ns: int) -> int:
         """Returns the ns for which it has been `value`."""
         if value != self._value:
             self._value, self.since_ns = value, now_ns
@@ -130,7 +130,7 @@ class StallDetector:
                 if receiver is None or num_sent <= receiver.received.get(sender_id, (0, 0))[1]:
                     continue
                 edge = self._edges[sender_id] = known.get(sender_id) or _Edge()
-                stuck_ns = edge.note(num_sent, status.beat_ns, receiver, receiver.received.get(sender_id, (0, 0))[1])
+                stuck_ns = edge.record(num_sent, status.beat_ns, receiver, receiver.received.get(sender_id, (0, 0))[1])
                 if stuck_ns >= self._limit_ns:
                     what = (
                         f"turns its loop and takes nothing from {status.name}: of {num_sent} frames that were sent it "
@@ -142,7 +142,7 @@ class StallDetector:
         """A tokenizer has held a request for a long time and has finished none since."""
         gauges = tokenizer.gauges
         tokenized, waited_ns = self._tokenized[tokenizer.name], round(gauges.get("waiting_s", 0.0) * 1e9)
-        still_ns = tokenized.note((tokenizer.pid, gauges.get("num_tokenized"), waited_ns > 0), tokenizer.beat_ns)
+        still_ns = tokenized.record((tokenizer.pid, gauges.get("num_tokenized"), waited_ns > 0), tokenizer.beat_ns)
         if min(still_ns, waited_ns) >= self._limit_ns:
             what = f"passes no request on, with {int(gauges.get('chars_in_hand', 0))} characters in hand"
             yield PossibleStall("queue", tokenizer.name, max(tokenized.since_ns, tokenizer.beat_ns - waited_ns), what)
@@ -152,12 +152,12 @@ class StallDetector:
         gauges, beat_ns = scheduler.gauges, scheduler.beat_ns
         num_running, num_waiting = int(gauges.get("running", 0)), int(gauges.get("waiting", 0))
         steps, admitted = self._steps[scheduler.name], self._admitted[scheduler.name]
-        still_ns = steps.note((scheduler.pid, gauges.get("steps"), num_running > 0), beat_ns)
+        still_ns = steps.record((scheduler.pid, gauges.get("steps"), num_running > 0), beat_ns)
         if num_running and still_ns >= self._limit_ns and self._have_no_stream(fronts, scheduler):
             what = f"turns its loop and runs no step, with {num_running} requests in rows"
             yield PossibleStall("queue", scheduler.name, steps.since_ns, what)
         has_room = bool(gauges.get("has_room"))
-        still_ns = admitted.note((scheduler.pid, gauges.get("admitted"), has_room), beat_ns)
+        still_ns = admitted.record((scheduler.pid, gauges.get("admitted"), has_room), beat_ns)
         if has_room and still_ns >= self._limit_ns:
             num_pages = int(gauges.get("pages_all", 0) - gauges.get("pages_in_use", 0))
             what = (
@@ -216,7 +216,7 @@ class _Edge:
         self._receiver_pid = 0
         self._num_sent = 0
 
-    def note(self, num_sent: int, sent_ns: int, receiver: ProcessStatus, num_taken: int) -> int:
+    def record(self, num_sent: int, sent_ns: int, receiver: ProcessStatus, num_taken: int) -> int:
         """Returns for how long the receiver has received nothing, by its beats, although more was sent; else 0."""
         if (receiver.pid, num_taken) != (self._receiver_pid, self.num_taken):
             self._receiver_pid, self.num_taken = receiver.pid, num_taken

@@ -23,7 +23,7 @@ class Standby:
     """
 
     def __init__(self, settings: RunConfig, lifecycle: Lifecycle):
-        self._is_wanted = settings.standby and settings.tensor_parallel == 1
+        self._is_requested = settings.standby and settings.tensor_parallel == 1
         self._lifecycle = lifecycle
         self._spare: Child | None = None
         self._due_s: float | None = None
@@ -32,7 +32,7 @@ class Standby:
         """Starts the standby when it is due; call it in each turn."""
         now_s = time.monotonic()
         if self._spare is not None and self._spare.is_successor and not self._spare.pid:
-            self._due_s = now_s + (QUIET_S if self._spare.has_been_told else FAILED_S)
+            self._due_s = now_s + (QUIET_S if self._spare.has_been_notified else FAILED_S)
             self._spare = None
         scheduler = self._find_alone()
         if scheduler is None:
@@ -46,7 +46,7 @@ class Standby:
     def _find_alone(self) -> Child | None:
         """Returns the scheduler that could have a standby now, `None` if there is none."""
         group = self._lifecycle.group
-        if not self._is_wanted or not group.has_started or group.is_draining or group.is_stopping:
+        if not self._is_requested or not group.has_started or group.is_draining or group.is_stopping:
             return None
         schedulers = [child for child in group if kind_of(child.name) == SCHEDULER]
         is_alone = len(schedulers) == 1 and not schedulers[0].command.is_remote

@@ -40,7 +40,7 @@ class StatusBoard:
             last = max((index for index, kind in enumerate(kinds) if kind == kind_of(name)), default=len(kinds))
             self._places.insert(last + 1, place)
         self._statuses[name] = ProcessStatus(name, "starting", phase="not started", num_restarts=num_restarts)
-        self._note_progress(name)
+        self._record_progress(name)
 
     def remove(self, name: str) -> None:
         """Forgets a process that is not part of the run any more."""
@@ -83,7 +83,7 @@ class StatusBoard:
         """Notes that process `name` has got its place, by command or after a death, and is about to serve there."""
         self._replace(name, state="starting", phase="taking over", incarnation=incarnation)
         self._replace(name, is_awaited=is_by_command, is_by_command=is_by_command)
-        self._note_progress(name)
+        self._record_progress(name)
 
     def status(self, name: str) -> ProcessStatus:
         return self._statuses[name]
@@ -104,13 +104,13 @@ class StatusBoard:
         status = ProcessStatus(name, "starting", pid, incarnation, phase="starting", uid_block=uid_block)
         kept = {"num_restarts": last.num_restarts, "counted_before": last.counted, "placement": last.placement}
         self._statuses[name] = msgspec.structs.replace(status, **kept)
-        self._note_progress(name)
+        self._record_progress(name)
 
     def phase(self, name: str, text: str, fraction: float | None) -> bool:
         """Notes what process `name` does while it starts; returns whether this is a new phase."""
         is_new = self._statuses[name].phase != text
         self._replace(name, phase=text, fraction=fraction)
-        self._note_progress(name)
+        self._record_progress(name)
         return is_new
 
     def ready(self, name: str, message: Ready = READY) -> None:
@@ -155,7 +155,7 @@ class StatusBoard:
             self._replace(status.name, state="hung")
         return hung
 
-    def note_stalls(self, new: Iterable[Stall], ongoing: Iterable[Stall]) -> None:
+    def record_stalls(self, new: Iterable[Stall], ongoing: Iterable[Stall]) -> None:
         """Counts the new ones, and notes which ones continue."""
         stalls = tuple(ongoing)
         for stall in new:
@@ -181,7 +181,7 @@ class StatusBoard:
         self._has_changed = self._has_beats = False
         return ProcessTable(self.statuses(), self._stalls, self._num_stalls, self.scaling)
 
-    def _note_progress(self, name: str) -> None:
+    def _record_progress(self, name: str) -> None:
         self._progress_ns[name] = time.monotonic_ns()
         self._has_changed = True
 

@@ -73,16 +73,16 @@ class Supervisor:
             self.turn_until(self._group.is_ready)
             if not self._num_stop_signals:
                 self._console.end_progress()
-                self._group.note_started()
+                self._group.record_started()
                 on_ready()
-                self.turn_until(lambda: self._shutdown.is_wanted)
+                self.turn_until(lambda: self._shutdown.is_requested)
                 self._shutdown.drain(self._settings.drain_timeout_s)
         except RunFailedError as failure:
             if failure.fitting_len:
                 raise
             has_failed = True
             self._console.end_progress()
-            self._console.say(f"\n{failure}", "error")
+            self._console.show(f"\n{failure}", "error")
         finally:
             self._site.listener.close()
             self._admin.fail_open()

@@ -58,7 +58,7 @@ class Watch:
     def _look_for_stalls(self, now_ns: int) -> None:
         board = self._group.board
         new = self._stalls.look(board.statuses(), now_ns)
-        board.note_stalls(new, self._stalls.open.values())
+        board.record_stalls(new, self._stalls.open.values())
         for stall in new:
             replaces = self._settings.on_stall == "restart"
             end = "; it is replaced (--on-stall restart)"
@@ -80,7 +80,7 @@ class Watch:
         replace = self._lifecycle.killer(child, KILLED[cause]) if is_replaced else None
         path = self._take_snapshot(cause, name, text, replace)
         snapshot = f"; snapshot: {path}" if path else ""
-        self._console.say_of(name, f"{kind}{text}{end if is_replaced else ''}{snapshot}", "error")
+        self._console.show_of(name, f"{kind}{text}{end if is_replaced else ''}{snapshot}", "error")
 
     def _end_stuck_start(self, child: Child, stuck_s: float) -> None:
         phase = self._group.status(child).phase

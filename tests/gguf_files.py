@@ -87,15 +87,15 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, St
 
 def write_model(path: Path, metadata: Mapping[str, Any] = {}, num_parts: int = 1) -> Path:
     """Writes a small Qwen2 with a tokenizer for bytes, in several files if asked; `metadata` is added to its own."""
-    tensors, given = _model_tensors(), {**MODEL_METADATA, **metadata}
+    tensors, provided = _model_tensors(), {**MODEL_METADATA, **metadata}
     if num_parts == 1:
-        return write_gguf(path, given, tensors)
+        return write_gguf(path, provided, tensors)
     for index in range(num_parts):
         split = {"split.no": Typed(2, index), "split.count": Typed(2, num_parts)}
         split["split.tensors.count"] = Typed(5, len(tensors))
         part = path.with_name(f"{path.stem}-{index + 1:05}-of-{num_parts:05}.gguf")
         own = {name: tensors[name] for name in list(tensors)[index::num_parts]}
-        write_gguf(part, split if index else given | split, own)
+        write_gguf(part, split if index else provided | split, own)
     return path.with_name(f"{path.stem}-00001-of-{num_parts:05}.gguf")
 
 

@@ -153,7 +153,7 @@ class Session:
         """Runs a phase in parallel. Each run is reported when it ends."""
         with ThreadPoolExecutor(max(1, self._options.jobs)) as pool:
             for done in as_completed([pool.submit(self._run, run) for run in runs]):
-                self._note(done.result())
+                self._record(done.result())
 
     def summarize(self) -> None:
         """Prints a line for each file and each failure."""
@@ -198,7 +198,7 @@ class Session:
             reason = outcome.reason
         return replace(found, state="failed", reason=reason, last_lines=outcome.last_lines)
 
-    def _note(self, found: Finding) -> None:
+    def _record(self, found: Finding) -> None:
         print(f"{found.state:<8} {found.name} {found.reason}", flush=True)
         self.findings[found.name] = found
         results = {**self._facts, "files": self._earlier + [asdict(each) for each in self.findings.values()]}

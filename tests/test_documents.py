@@ -56,10 +56,10 @@ BY_NAME = re.compile(r"sluice\[|install (?:-\S+ )*'?sluice\b")
 """On the index, that name is another program's: the extras of ours are those of its directory (`.[ray]`)."""
 
 
-def test_nobody_is_told_to_install_it_by_its_name():
+def test_no_one_is_notified_to_install_it_by_its_name():
     files = [ROOT / path for path in TREE if path.suffix in (".py", ".md", ".yaml") and path.name != "CHANGELOG.md"]
-    told = [file for file in files if file != Path(__file__) and BY_NAME.search(file.read_text(encoding="utf-8"))]
-    assert not told
+    reported = [file for file in files if file != Path(__file__) and BY_NAME.search(file.read_text(encoding="utf-8"))]
+    assert not reported
 
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -49,7 +49,7 @@ def test_a_wrong_flag_is_one_line_and_exit_code_2():
 
 
 @pytest.mark.parametrize("has_venv", [True, False])
-def test_a_python_without_the_libraries_hands_over_to_that_of_the_venv_or_says_what_to_do(
+def test_a_python_without_the_libraries_hands_over_to_that_of_the_venv_or_reports_what_to_do(
     tmp_path: Path, has_venv: bool
 ):
     shutil.copy(ROOT / "launch.py", tmp_path)
@@ -93,13 +93,13 @@ def test_a_name_that_is_nowhere_ends_in_time_with_one_message(tmp_path: Path):
     assert time.monotonic() - began_s < 40
     assert result.returncode == 1
     assert result.stdout == ""
-    told, message = result.stderr.split("\n", 1)
-    assert told == "fetching gpt2 from the hub, or from its cache"
+    reported, message = result.stderr.split("\n", 1)
+    assert reported == "fetching gpt2 from the hub, or from its cache"
     assert message.startswith("launch.py: cannot find the model 'gpt2'. Looked for\n")
     assert "Traceback" not in result.stderr
 
 
-def test_a_port_in_use_is_told_before_any_process_starts(tmp_path: Path):
+def test_a_port_in_use_is_notified_before_any_process_starts(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         result = launch("--model", write_model(tmp_path), "--port", str(port), XDG_RUNTIME_DIR="/tmp")

@@ -111,10 +111,10 @@ def calls_of(tree: ast.Module) -> Iterator[tuple[ast.Call, list[str]]]:
 
 
 def flags_of(call: ast.Call, names: dict[str, Any]) -> int:
-    given = [keyword.value for keyword in call.keywords if keyword.arg == "flags"]
+    provided = [keyword.value for keyword in call.keywords if keyword.arg == "flags"]
     function = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-    given += call.args[1:] if function == "compile" else call.args[2:3] if function in ("match", "fullmatch") else []
-    value = int(evaluate(given[0], names)) if given else 0
+    provided += call.args[1:] if function == "compile" else call.args[2:3] if function in ("match", "fullmatch") else []
+    value = int(evaluate(provided[0], names)) if provided else 0
     return value & int(re.ASCII | re.IGNORECASE | re.MULTILINE | re.DOTALL | re.VERBOSE)
 
 

@@ -82,7 +82,7 @@ def empty_names(file: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("find_faults", [excesses, empty_names])
-def test_files_keep_to_their_budgets_and_say_what_they_are(find_faults: Callable[[Path], Iterator[str]]):
+def test_files_keep_to_their_budgets_and_report_what_they_are(find_faults: Callable[[Path], Iterator[str]]):
     assert not [f"{name_of(file)}: {fault}" for file in FILES for fault in find_faults(file)]
 
 

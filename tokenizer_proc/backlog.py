@@ -25,7 +25,7 @@ class Entry:
         self.group = message.group or message.uid if isinstance(message, TokenizeMsg) else message.uid
         self.num_chars = num_chars_of(message)
         self.arrived_s = time.monotonic()
-        self.wanted = dict.fromkeys(uids_of(message))
+        self.requested = dict.fromkeys(uids_of(message))
 
     @property
     def is_long(self) -> bool:
@@ -84,10 +84,10 @@ class Backlog:
     def add(self, message: Text) -> None:
         """Adds a message. It supersedes earlier attempts of its requests, whose replies the frontend would drop."""
         entry = Entry(message)
-        for uid in entry.wanted:
+        for uid in entry.requested:
             earlier = self._by_uid.get(uid)
             if earlier is not None:
-                del earlier.wanted[uid]
+                del earlier.requested[uid]
             self._by_uid[uid] = entry
         self._open[entry] = None
         if entry.is_long:
@@ -100,15 +100,15 @@ class Backlog:
         entry = self._by_uid.get(message.uid)
         if entry is None or not isinstance(entry.message, TokenizeMsg) or entry.message.attempt != message.attempt:
             return None
-        del entry.wanted[message.uid], self._by_uid[message.uid]
+        del entry.requested[message.uid], self._by_uid[message.uid]
         usage = Usage(completion_tokens=num_int32(entry.message.output_ids))
         return UserReply(message.uid, message.attempt, message.reason, usage=usage, stamps=entry.message.stamps)
 
     def forget(self, drop: DropBefore) -> None:
         """Drops the requests of frontends that are gone, without replies."""
-        self._gone.note(drop)
+        self._gone.record(drop)
         for uid in [uid for uid in self._by_uid if self._gone.has(uid)]:
-            del self._by_uid.pop(uid).wanted[uid]
+            del self._by_uid.pop(uid).requested[uid]
 
     def pop_short(self) -> Entry | None:
         """Returns the next short text whose requests are open, `None` if there is none."""
@@ -121,7 +121,7 @@ class Backlog:
     def _pop(self, queue: Sized, pop: Callable[[], Entry]) -> Entry | None:
         while queue:
             entry = pop()
-            if entry.wanted:
+            if entry.requested:
                 return entry
             self.done(entry)
         return None
@@ -129,7 +129,7 @@ class Backlog:
     def done(self, entry: Entry) -> None:
         """Removes an entry that has been answered."""
         del self._open[entry]
-        for uid in entry.wanted:
+        for uid in entry.requested:
             del self._by_uid[uid]
 
 

@@ -43,10 +43,16 @@ class CompiledTemplate:
 
     def render(self, messages: list[Message], variables: dict[str, Any]) -> str:
         """Returns the text. Raises `TemplateError` or any other exception of the template."""
-        given = {**self._special_tokens, "tools": None, "documents": None, "add_generation_prompt": False, **variables}
-        if self._reads_xml_tools and isinstance(given["tools"], list) and given["tools"]:
-            given = {XML_TOOLS: functions_of(given["tools"]), **given}  # pyright: ignore[reportUnknownArgumentType]
-        return self._template.render({**given, "messages": messages})
+        provided = {
+            **self._special_tokens,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": False,
+            **variables,
+        }
+        if self._reads_xml_tools and isinstance(provided["tools"], list) and provided["tools"]:
+            provided = {XML_TOOLS: functions_of(provided["tools"]), **provided}  # pyright: ignore[reportUnknownArgumentType]
+        return self._template.render({**provided, "messages": messages})
 
 
 class ChatTemplates:

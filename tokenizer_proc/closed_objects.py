@@ -111,9 +111,11 @@ class _Closing:
 
 def _is_combined(schema: Schema) -> bool:
     """True if several schemas describe the same object."""
-    given = [key for key in (*IN_PLACE, "properties", "required") if schema.get(key)]
+    provided = [key for key in (*IN_PLACE, "properties", "required") if schema.get(key)]
     all_of = schema.get("allOf")
-    return (len(given) > 1 and given != ["properties", "required"]) or (isinstance(all_of, list) and len(all_of) > 1)
+    return (len(provided) > 1 and provided != ["properties", "required"]) or (
+        isinstance(all_of, list) and len(all_of) > 1
+    )
 
 
 def _walk(value: Any) -> Iterator[Schema]:

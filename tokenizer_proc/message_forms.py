@@ -240,8 +240,8 @@ def with_empty_fields(tool: Any) -> Any:
     if not isinstance(tool, dict) or not isinstance(tool.get("function"), dict):  # pyright: ignore[reportUnknownMemberType]
         return tool  # pyright: ignore[reportUnknownVariableType]
     fields = cast("dict[str, Any]", tool)
-    given = {name: value for name, value in fields["function"].items() if value is not None}
-    return {**fields, "function": {**EMPTY_FIELDS, **given}}
+    provided = {name: value for name, value in fields["function"].items() if value is not None}
+    return {**fields, "function": {**EMPTY_FIELDS, **provided}}
 
 
 def text_of(content: Any) -> str:

@@ -209,7 +209,7 @@ class MainLoop:
         """Sends the answers whose requests are still open."""
         self._num_tokenized += len(answers)
         for answer in answers:
-            if answer.uid not in entry.wanted:
+            if answer.uid not in entry.requested:
                 continue
             if isinstance(answer, UserMsg) and answer.sampling_params.grammar is not None:
                 self._grammars.start(answer)

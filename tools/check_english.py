@@ -99,11 +99,11 @@ PATTERNS = (
 
 NAME = Pattern(
     "name",
-    r"(?:^|_)(?:tell|tells|told|hears?|heard|beside|given|wanted|nobody|whoever|somebody|says?|said|go(?:es|ne)?_on|"
+    r"(?:^|_)(?:tell|tells|told|hears?|heard(?!_s$)|beside|given|wanted|nobody|whoever|somebody|says?|said|go(?:es|ne)?_on|"
     r"but_for)(?:_|$)|^_?(?:note|noted)(?:_|$)|^_?most_(?!common)",
     "a name in the field's words: reports, receives, requested, continues, `record_x`, `max_x`",
 )
-"""Of a function, class, parameter or variable."""
+"""A function's, class's, parameter's or variable's. `heard_s` is a field of `/requests`."""
 
 C_TOKEN = re.compile(
     r"/\*(?P<block>.*?)\*/|//(?P<line>[^\n]*)|"

@@ -22,22 +22,22 @@ def main() -> int:
     def find_loader(link: ProcessLink) -> LoadRunner:
         loader = import_runner(link)
         with suppress(ImportError):  # without Triton none is compiled
-            note_compilations(Path(notes))
+            record_compilations(Path(notes))
         return loader
 
     return run_process("scheduler_proc", lambda link: serve(link, find_loader))
 
 
-def note_compilations(file: Path) -> None:
+def record_compilations(file: Path) -> None:
     """Appends a line to `file` for each specialization that this process uses for the first time from now on."""
     from triton import knobs
 
-    def note(*, repr: str, **_: object) -> bool:
+    def record(*, repr: str, **_: object) -> bool:
         with file.open("a", encoding="utf-8") as notes:
             notes.write(" ".join(repr.split()) + "\n")
         return False  # it is compiled
 
-    knobs.runtime.jit_cache_hook = note
+    knobs.runtime.jit_cache_hook = record
 
 
 if __name__ == "__main__":

@@ -55,16 +55,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--model", default="", help="a name in /v1/models; default: the first")
     parser.add_argument("--folder", type=Path, default=Path.home() / ".cache" / "sluice-clients")
     parser.add_argument("--renew", action="store_true", help="install the newest versions again")
-    given = parser.parse_args(arguments)
-    if unknown := [name for name in given.names if name not in CLIENTS]:
+    provided = parser.parse_args(arguments)
+    if unknown := [name for name in provided.names if name not in CLIENTS]:
         parser.error(f"{unknown[0]} is not one of {', '.join(CLIENTS)}")
-    model = given.model or first_model(given.url)
+    model = provided.model or first_model(provided.url)
     num_failed = 0
-    for name in given.names or CLIENTS:
-        folder = given.folder / name
-        if given.renew:
+    for name in provided.names or CLIENTS:
+        folder = provided.folder / name
+        if provided.renew:
             shutil.rmtree(folder, ignore_errors=True)
-        line, is_good = try_client(name, folder, given.url, model)
+        line, is_good = try_client(name, folder, provided.url, model)
         print(line, flush=True)
         num_failed += not is_good
     return min(num_failed, 1)

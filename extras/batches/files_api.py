@@ -66,14 +66,14 @@ class StoreApi:
     """`store` is `None` if the server keeps no batches: then everything is refused."""
 
     def __init__(self, store: BatchStore | None):
-        self._given_store = store
+        self._sent_store = store
 
     @property
     def _store(self) -> BatchStore:
         """Raises `RequestError` (404) if there is none."""
-        if self._given_store is None:
+        if self._sent_store is None:
             raise not_found("this server keeps no files and batches: start it with --batch-dir DIR", "no_batch_dir")
-        return self._given_store
+        return self._sent_store
 
 
 class FilesApi(StoreApi):

@@ -27,10 +27,10 @@ class Gate:
 
     def __init__(self, config: Config, registry: Registry, processes: ProcessView, uid_block: int):
         num_rows = config.scheduling.max_num_seqs
-        given = config.scheduling.max_batch_seqs
+        provided = config.scheduling.max_batch_seqs
         part = 1 if BatchConfig.of(config).batch_run else PART_WHILE_IDLE
-        self._most_idle = given or max(1, num_rows // part)
-        self._most_live = config.scheduling.rows_while_live()
+        self._max_idle = provided or max(1, num_rows // part)
+        self._max_live = config.scheduling.rows_while_live()
         self._live_s = -math.inf
         """When a client's request was last seen open."""
         self._registry = registry
@@ -57,7 +57,7 @@ class Gate:
         if num_live > 0:
             self._live_s = now_s
         is_quiet = num_live <= 0 and now_s - self._live_s >= QUIET_S
-        return (self._most_idle if is_quiet else self._most_live) - num_rows
+        return (self._max_idle if is_quiet else self._max_live) - num_rows
 
     async def enter(self, call: InProcessCall) -> None:
         """Returns when `call` may be made; `leave` must follow."""

@@ -39,7 +39,7 @@ class BatchPart(FrontendPart):
             return
         gate = Gate(link.config, service.registry, service.processes, link.uid_block)
         by_path = {endpoint.path: endpoint for endpoint in endpoints if endpoint.path in ENDPOINTS}
-        caller = LineCaller(by_path, gate, service.note_response, http.max_body_bytes)
+        caller = LineCaller(by_path, gate, service.record_response, http.max_body_bytes)
         if store is not None:
             self._runners.append(BatchRunner(store, caller, http.request_timeout_s))
         if files:

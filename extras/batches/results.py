@@ -93,9 +93,9 @@ class Results:
                         f"{path} line {number} is no result of a batch: name another file, or remove the line"
                     ) from None
                 num_bytes += len(line)
-                self._note(seen.custom_id, is_failed=seen.is_failed)
+                self._record(seen.custom_id, is_failed=seen.is_failed)
 
-    def _note(self, custom_id: str, *, is_failed: bool) -> None:
+    def _record(self, custom_id: str, *, is_failed: bool) -> None:
         self.answered.add(custom_id)
         self.num_failed += is_failed
 
@@ -117,7 +117,7 @@ class Results:
         if num_written != len(line):
             os.ftruncate(descriptor, os.fstat(descriptor).st_size - num_written)
             raise OSError(errno.ENOSPC, "the disk took only a part of a result")
-        self._note(custom_id, is_failed=is_failed)
+        self._record(custom_id, is_failed=is_failed)
         self.is_synced = False
 
     def sync(self) -> None:

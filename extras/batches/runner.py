@@ -56,7 +56,7 @@ class BatchRunner:
             if self._lock is None:
                 self._lock = self._store.try_lock()
         except OSError as error:
-            self._note_error(f"the batch directory: {error}")
+            self._record_error(f"the batch directory: {error}")
         if self._lock is None:
             return
         if self._following is None or self._following.done():
@@ -70,7 +70,7 @@ class BatchRunner:
         try:
             records = await run_whole(self._store.find_open)
         except OSError as error:
-            self._note_error(f"the batch directory: {error}")
+            self._record_error(f"the batch directory: {error}")
             return
         if self._is_stopped:
             return
@@ -107,9 +107,9 @@ class BatchRunner:
         try:
             await asyncio.to_thread(self._store.clean)
         except OSError as error:
-            self._note_error(f"the batch directory: {error}")
+            self._record_error(f"the batch directory: {error}")
 
-    def _note_error(self, text: str) -> None:
+    def _record_error(self, text: str) -> None:
         log.error("%s; trying again in %g s", text, RETRY_S)
         self._retry_s = time.monotonic() + RETRY_S
 
@@ -121,7 +121,7 @@ class BatchRunner:
             if record.is_open:
                 await self._answer(record)
         except* OSError as errors:
-            self._note_error(f"{batch_id}: {first_of(errors)}")
+            self._record_error(f"{batch_id}: {first_of(errors)}")
         except* ResultsError as errors:
             record = await asyncio.to_thread(self._store.find_batch, batch_id)
             error = LineError(code="results_unreadable", message=str(first_of(errors)))

@@ -145,10 +145,10 @@ class DecisionApi:
                 "questions",
             )
 
-    async def _share(self, given: DecisionInput) -> SharedPrompt:
+    async def _share(self, provided: DecisionInput) -> SharedPrompt:
         """Renders the chat with a text in the place of the question, and returns what is before and behind that."""
-        system = f"{SYSTEM}\n\n{given.instructions}" if given.instructions else SYSTEM
-        user = f"Input:\n{given.text}\n\n{PLACE}"
+        system = f"{SYSTEM}\n\n{provided.instructions}" if provided.instructions else SYSTEM
+        user = f"Input:\n{provided.text}\n\n{PLACE}"
         chat = answer_prompt(
             self._conversations, [ChatMessage(role="system", content=system), ChatMessage(role="user", content=user)]
         )

@@ -50,19 +50,19 @@ class DecisionInput(msgspec.Struct, frozen=True):
     text: str
 
 
-def read_input(given: str | list[Item]) -> DecisionInput:
+def read_input(provided: str | list[Item]) -> DecisionInput:
     """Returns the text of the whole input. Raises `RequestError` (400).
 
     A single user message is its text. Otherwise each item begins with a line that states what it is.
     """
-    if isinstance(given, str):
-        return DecisionInput("", given)
+    if isinstance(provided, str):
+        return DecisionInput("", provided)
     called: dict[str | None, str] = {}
-    for index, item in enumerate(given):
+    for index, item in enumerate(provided):
         _check(item, f"input[{index}]", called)
-    num_first = next((i for i, item in enumerate(given) if item.role not in INSTRUCTING), len(given))
-    instructions = [text_of(item.content or "", f"input[{i}].content") for i, item in enumerate(given[:num_first])]
-    rest = given[num_first:]
+    num_first = next((i for i, item in enumerate(provided) if item.role not in INSTRUCTING), len(provided))
+    instructions = [text_of(item.content or "", f"input[{i}].content") for i, item in enumerate(provided[:num_first])]
+    rest = provided[num_first:]
     if not rest:
         raise bad_request("input has instructions only: it needs a user message", "input")
     if len(rest) == 1 and rest[0].role == "user":

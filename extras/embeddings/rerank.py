@@ -148,15 +148,17 @@ def ranked_scores(scores: Sequence[float]) -> list[tuple[int, float]]:
 
 def _pairs_of(body: ScoreBody) -> tuple[list[tuple[str, str]], tuple[str, str]]:
     """Returns the pairs, and the names of the fields with their first and second texts. Raises `RequestError` (400)."""
-    given = [name for name in ("text_1", "text_2", "queries", "documents") if getattr(body, name) is not None]
-    if given not in (["text_1", "text_2"], ["queries", "documents"]):
-        raise bad_request("give either text_1 and text_2 or queries and documents", given[0] if given else "text_1")
-    first, second = (as_list(getattr(body, name)) for name in given)
+    provided = [name for name in ("text_1", "text_2", "queries", "documents") if getattr(body, name) is not None]
+    if provided not in (["text_1", "text_2"], ["queries", "documents"]):
+        raise bad_request(
+            "give either text_1 and text_2 or queries and documents", provided[0] if provided else "text_1"
+        )
+    first, second = (as_list(getattr(body, name)) for name in provided)
     if len(first) == 1:
         first *= len(second)
     if len(first) != len(second):
         raise bad_request(
-            f"{given[0]} must have one text, or one for each of {given[1]}: got {len(first)} and {len(second)}",
-            given[0],
+            f"{provided[0]} must have one text, or one for each of {provided[1]}: got {len(first)} and {len(second)}",
+            provided[0],
         )
-    return list(zip(first, second, strict=True)), (given[0], given[1])
+    return list(zip(first, second, strict=True)), (provided[0], provided[1])

@@ -121,10 +121,10 @@ class TeiApi:
     async def compare(self, request: Request) -> WholeReply:
         """Raises `RequestError`."""
         body = await self._similarities.read(request)
-        given, inputs = body.parameters or SimilarityParameters(), body.inputs
-        body = with_truncation(body, given.truncate, given.truncation_direction)
+        provided, inputs = body.parameters or SimilarityParameters(), body.inputs
+        body = with_truncation(body, provided.truncate, provided.truncation_direction)
         pairs = [(inputs.source_sentence, sentence) for sentence in inputs.sentences]
-        options = ScoreOptions((None, None), ("source_sentence", "sentences"), prompt_name=given.prompt_name)
+        options = ScoreOptions((None, None), ("source_sentence", "sentences"), prompt_name=provided.prompt_name)
         scoring = self._scorer.compare(body, pairs, options)
         return self._calls.reply(body, trace_of(request.scope), scoring.requests, scoring.scores, scoring.places)
 

@@ -145,14 +145,14 @@ class VectorApi:
         return read_inputs(body.input or "", before, "input")
 
 
-def read_inputs(given: str | list[str | int | list[int]], before: str, param: str) -> list[Prompt]:
+def read_inputs(provided: str | list[str | int | list[int]], before: str, param: str) -> list[Prompt]:
     """Returns the inputs, texts with the prompt `before`. Raises `RequestError` (400) for a list that mixes types."""
-    if isinstance(given, str):
-        return [before + given]
-    kinds = {type(entry) for entry in given}
+    if isinstance(provided, str):
+        return [before + provided]
+    kinds = {type(entry) for entry in provided}
     if len(kinds) > 1:
         raise bad_request(f"{param} must be {INPUT_TEXT}, got a list that mixes them", param)
-    inputs = cast("list[Any]", given)
+    inputs = cast("list[Any]", provided)
     if kinds == {int}:
         return [inputs]
     return [before + entry for entry in inputs] if kinds == {str} else inputs

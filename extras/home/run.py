@@ -58,12 +58,12 @@ class Chat:
                 usage = chunk.get("usage") or usage
                 for choice in chunk["choices"]:
                     delta = choice["delta"]
-                    thought, said = delta.get("reasoning_content") or "", delta.get("content") or ""
-                    if bool(thought) != is_reasoning and (thought or said):
+                    thought, stated = delta.get("reasoning_content") or "", delta.get("content") or ""
+                    if bool(thought) != is_reasoning and (thought or stated):
                         is_reasoning = bool(thought)
                         self._write(self._style(DIM if is_reasoning else f"{PLAIN}\n\n"))
-                    self._write(without_controls(thought + said))
-                    pieces.append(said)
+                    self._write(without_controls(thought + stated))
+                    pieces.append(stated)
         except KeyboardInterrupt:
             usage = {}
         finally:

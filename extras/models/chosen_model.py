@@ -89,13 +89,13 @@ def find_models(table: ModelTable, request: Request, path: str, body: NamedBody)
     Raises `RequestError`: 404 for an unknown model, 400 if the request does not say which one it means.
     """
     is_ollama = path.startswith(OLLAMA)
-    wanted = (
+    requested = (
         body.named(is_ollama=is_ollama)
         or request.query_params.get("model")
         or unquote(request.headers.get("x-model", ""))
     )
-    if wanted:
-        return [find_model(table, wanted, is_ollama=is_ollama)]
+    if requested:
+        return [find_model(table, requested, is_ollama=is_ollama)]
     loaded = table.loaded() or [name for name in table.names if table.state(name).value == "loading"]
     if len(loaded) == 1 or (loaded and path.startswith(OWNED)):
         return loaded
@@ -106,11 +106,11 @@ def find_models(table: ModelTable, request: Request, path: str, body: NamedBody)
     )
 
 
-def find_model(table: ModelTable, wanted: str, *, is_ollama: bool = False) -> str:
+def find_model(table: ModelTable, requested: str, *, is_ollama: bool = False) -> str:
     """Returns the model with this name. Raises `RequestError` (404)."""
-    found = table.find(wanted) or (is_ollama and table.find(wanted.removesuffix(LATEST)))
+    found = table.find(requested) or (is_ollama and table.find(requested.removesuffix(LATEST)))
     if not found:
-        raise not_found(f"The model `{cut(wanted)}` does not exist: {_names(table)}", "model_not_found", "model")
+        raise not_found(f"The model `{cut(requested)}` does not exist: {_names(table)}", "model_not_found", "model")
     return found
 
 

@@ -45,12 +45,12 @@ class _Reading:
 class Descriptions:
     """`say` shows a warning about a model. All models without a description are read, one after another."""
 
-    def __init__(self, section: ModelsConfig, servers: Mapping[str, ModelServer], say: Say):
+    def __init__(self, section: ModelsConfig, servers: Mapping[str, ModelServer], show: Say):
         self._section = section
         self._servers = servers
-        self._say = say
+        self._show = show
         self._queue = [name for name, server in servers.items() if server.report.description is None]
-        self._wanted: set[str] = set()
+        self._requested: set[str] = set()
         """Models in the queue for which requests wait."""
         self._asked: set[str] = set()
         """Models that may be fetched from the hub."""
@@ -60,7 +60,7 @@ class Descriptions:
         """Reads the model's files, before those that no request waits for."""
         if may_fetch:
             self._asked.add(name)
-        self._wanted.add(name)
+        self._requested.add(name)
         self._queue = [name, *(other for other in self._queue if other != name)]
 
     def advance(self, *, may_start: bool) -> None:
@@ -71,12 +71,12 @@ class Descriptions:
             if ended:
                 os.close(reading.descriptor)
                 del self._readings[name]
-                self._note_end(name, reading, os.waitstatus_to_exitcode(status))
+                self._record_end(name, reading, os.waitstatus_to_exitcode(status))
             else:
                 self._check_time(name, reading, now_s)
         while may_start and (name := self._next()):
             self._queue.remove(name)
-            self._wanted.discard(name)
+            self._requested.discard(name)
             self._start(self._servers[name], now_s)
 
     @property
@@ -93,7 +93,7 @@ class Descriptions:
         if len(self._readings) >= MAX_AT_ONCE:
             return None
         startable = (name for name in self._queue if name not in self._readings)
-        return next((name for name in startable if name in self._wanted or not self._readings), None)
+        return next((name for name in startable if name in self._requested or not self._readings), None)
 
     def _start(self, server: ModelServer, now_s: float) -> None:
         name, own_pid = server.entry.name, os.getpid()
@@ -113,13 +113,13 @@ class Descriptions:
     def _check_time(self, name: str, reading: _Reading, now_s: float) -> None:
         if now_s >= reading.warn_at_s:
             reading.warn_at_s = inf
-            self._say(name, f"its files have been read for {WARN_S:g} s; others are read when a request names them")
+            self._show(name, f"its files have been read for {WARN_S:g} s; others are read when a request names them")
         if now_s >= reading.kill_at_s:
             reading.kill_at_s = inf
             reading.fault = f"took over {WALL_S:g} s"
             os.kill(reading.pid, signal.SIGKILL)
 
-    def _note_end(self, name: str, reading: _Reading, code: int) -> None:
+    def _record_end(self, name: str, reading: _Reading, code: int) -> None:
         server = self._servers[name]
         description = read_description(server.directory)
         if code:
@@ -128,8 +128,8 @@ class Descriptions:
                 error=f"its files cannot be read: the process that read them {reading.fault or fault}"
             )
         if description is not None and description.error:
-            self._say(name, f"cannot be served: {description.error}")
-        server.note_description(description)
+            self._show(name, f"cannot be served: {description.error}")
+        server.record_description(description)
 
 
 def _limit(cpu_s: int) -> None:

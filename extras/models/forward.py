@@ -176,10 +176,10 @@ class Forwarded:
 
 def _headers(scope: Scope, trace: RequestTrace) -> list[tuple[bytes, bytes]]:
     """Returns the headers for a model's server, which must not take a client from elsewhere for a local one."""
-    given: list[tuple[bytes, bytes]] = scope["headers"]
-    listed = {name.strip().lower() for key, value in given if key == b"connection" for name in value.split(b",")}
-    headers = [(name, value) for name, value in given if name not in OF_REQUESTS | listed]
-    if not is_local(client := scope["client"], scope["scheme"], given):
+    provided: list[tuple[bytes, bytes]] = scope["headers"]
+    listed = {name.strip().lower() for key, value in provided if key == b"connection" for name in value.split(b",")}
+    headers = [(name, value) for name, value in provided if name not in OF_REQUESTS | listed]
+    if not is_local(client := scope["client"], scope["scheme"], provided):
         headers.append((b"x-forwarded-for", (client or ("unknown",))[0].encode()))
     return [*headers, (b"x-request-id", trace.request_id.encode())]
 

@@ -61,7 +61,7 @@ class Host:
         link.add_channel(self._channel)
         for server in self._servers.values():
             server.find_running()
-        self._told = Models(())
+        self._sent = Models(())
         self._descriptions = Descriptions(self._section, self._servers, self._warn)
 
     def turn(self) -> None:
@@ -96,7 +96,7 @@ class Host:
     def _handle(self, identity: bytes, message: ToHost) -> None:
         if isinstance(message, WatchModels):
             self._watchers.add(identity)
-            self._channel.send_to(identity, self._told)
+            self._channel.send_to(identity, self._sent)
             return
         server = self._servers.get(message.name)
         if server is None:
@@ -105,10 +105,10 @@ class Host:
         match message:
             case DescribeModel(name):
                 if server.report.description is None or server.report.description.error:
-                    server.note_description(None)
+                    server.record_description(None)
                     self._descriptions.want(name, may_fetch=True)
             case StartModel(name) if server.is_outdated:
-                server.note_description(None)
+                server.record_description(None)
                 self._descriptions.want(name, may_fetch=False)
             case StartModel():
                 server.start()
@@ -116,24 +116,24 @@ class Host:
                 server.stop()
 
     def _warn(self, name: str, text: str) -> None:
-        self._console.say_of(name, text, "warning")
+        self._console.show_of(name, text, "warning")
 
     def _publish(self) -> None:
         models = Models(tuple(server.report for server in self._servers.values()))
-        if models != self._told:
-            self._told = models
+        if models != self._sent:
+            self._sent = models
             for identity in self._watchers:
                 self._channel.send_to(identity, models)
 
     def _watch(self) -> None:
         """Makes the link's `wait` return when a process ends or writes."""
-        wanted = {one for server in self._servers.values() for one in server.descriptors}
-        wanted |= self._descriptions.descriptors
-        for descriptor in self._watched - wanted:
+        requested = {one for server in self._servers.values() for one in server.descriptors}
+        requested |= self._descriptions.descriptors
+        for descriptor in self._watched - requested:
             self._link.waiter.remove_descriptor(descriptor)
-        for descriptor in wanted - self._watched:
+        for descriptor in requested - self._watched:
             self._link.waiter.add_descriptor(descriptor)
-        self._watched = wanted
+        self._watched = requested
 
 
 def _directory_names(entries: Iterable[ModelEntry]) -> dict[str, str]:

@@ -51,11 +51,11 @@ class ModelLists:
 
     async def one(self, request: Request) -> JsonReply:
         """Raises `RequestError` (404)."""
-        wanted = request.path_params["id"]
+        requested = request.path_params["id"]
         for entry in self._all():
-            if entry["id"] == wanted:
+            if entry["id"] == requested:
                 return JsonReply(entry)
-        raise not_found(f"The model `{cut(wanted)}` does not exist", "model_not_found", "model")
+        raise not_found(f"The model `{cut(requested)}` does not exist", "model_not_found", "model")
 
     def _all(self) -> list[Entry]:
         entries: list[Entry] = []

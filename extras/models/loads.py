@@ -63,8 +63,8 @@ class Loads:
         self._looks: dict[str, float] = {}
         """When the host was asked to read files again; what it reported before it got the order is not the answer."""
         table.on_change = self.advance
-        table.on_failure = self._note_failure
-        table.on_served = lambda name: residency.note_ready(name, time.monotonic())
+        table.on_failure = self._record_failure
+        table.on_served = lambda name: residency.record_ready(name, time.monotonic())
 
     @property
     def num_waiting(self) -> int:
@@ -80,7 +80,7 @@ class Loads:
                 self._residency.keep(name, keep_alive_s if keep_alive_s >= 0 else inf)
         self._table.update(models)
         for name in [entry.name for entry in self._entries.values() if entry.preload and is_first]:
-            self._add_wanted(name)
+            self._add_requested(name)
             self.advance()
 
     @asynccontextmanager
@@ -100,7 +100,7 @@ class Loads:
             return
         began_s = time.monotonic()
         waiter: Waiter = asyncio.get_running_loop().create_future()
-        self._add_wanted(name).append(waiter)
+        self._add_requested(name).append(waiter)
         self.advance()
         must_wait = not waiter.done()
         try:
@@ -127,7 +127,7 @@ class Loads:
 
     def load(self, name: str) -> None:
         """Loads the model, though no request waits for it. Raises `RequestError` (400) if it cannot be loaded."""
-        self._add_wanted(name)
+        self._add_requested(name)
         self.advance()
         if refusal := self._plan.refused.get(name):
             raise _refused(refusal)
@@ -156,7 +156,7 @@ class Loads:
                         self._residency.opened(name, now_s)
                         waiter.set_result(url)
 
-    def _add_wanted(self, name: str) -> list[Waiter]:
+    def _add_requested(self, name: str) -> list[Waiter]:
         """Returns the requests that wait for the model. If its files could not be read, they are read again."""
         report = self._table.reports[name]
         if name not in self._waiting and (report.description is None or report.description.error):
@@ -176,11 +176,11 @@ class Loads:
     async def _stop(self, name: str) -> None:
         """Stops the model's server, unless it has requests that are not of this router, such as background ones."""
         if await self._table.has_requests(name):
-            self._residency.note_busy(name, time.monotonic())
+            self._residency.record_busy(name, time.monotonic())
         else:
             self._ask(StopModel(name))
 
-    def _note_failure(self, name: str, error: str) -> None:
+    def _record_failure(self, name: str, error: str) -> None:
         self._fail(name, UnavailableError(f"the model {name} could not be loaded: {error}", "model_failed"))
 
     def _fail(self, name: str, error: RequestError) -> None:

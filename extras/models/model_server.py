@@ -46,12 +46,12 @@ class ModelServer:
         self._is_child = False
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.run_dir.path.parent.mkdir(mode=0o700, exist_ok=True)
-        self.note_description(read_description(self.directory))
+        self.record_description(read_description(self.directory))
 
     def _set(self, **changes: object) -> None:
         self.report = msgspec.structs.replace(self.report, **changes)
 
-    def note_description(self, description: Description | None) -> None:
+    def record_description(self, description: Description | None) -> None:
         self._set(description=description)
         if description is not None and description.config_file:
             hold_directories(self._config().facts)
@@ -122,7 +122,7 @@ class ModelServer:
                 texts = [_with_model(text, self.entry.name) if is_json_line(text) else text for text in texts]
             console.relay(self.entry.name, self.report.pid, texts)
         if has_ended:
-            self._note_end(console)
+            self._record_end(console)
         elif time.monotonic() >= self._kill_at_s:
             self._kill_at_s = float("inf")
             self._send_signal(signal.SIGKILL)
@@ -131,13 +131,13 @@ class ModelServer:
         """Seconds until the next look is due, even if none of `descriptors` is readable."""
         return max(0.0, self._kill_at_s - time.monotonic())
 
-    def _note_end(self, console: Console) -> None:
+    def _record_end(self, console: Console) -> None:
         code, ending = None, "has ended"
         if self._is_child:
             code = os.waitstatus_to_exitcode(os.waitpid(self.report.pid, 0)[1])
             ending = how_it_ended(code)
         error = "" if self.report.process == "stopping" or code == 0 else f"its server {ending}"
-        console.say_of(self.entry.name, error or "unloaded", "warning" if error else "info")
+        console.show_of(self.entry.name, error or "unloaded", "warning" if error else "info")
         with suppress(OSError):
             error = error and ((self.directory / "error").read_text(encoding="utf-8") or error)
         for descriptor in self.descriptors:
@@ -166,7 +166,7 @@ class ModelServer:
             watch_lifeline(self._top, lambda: os.kill(os.getpid(), signal.SIGTERM))
             code = serve(config, server_commands(config), console, began_s)
         except Exception as error:
-            console.say(str(error) if isinstance(error, SluiceError) else f"{type(error).__name__}: {error}", "error")
+            console.show(str(error) if isinstance(error, SluiceError) else f"{type(error).__name__}: {error}", "error")
         finally:
             console.close()
             with suppress(OSError):
@@ -187,7 +187,7 @@ class _LauncherConsole(Console):
 
     last_error = "its server ended with an error"
 
-    def say(self, text: str, level: str = "info") -> None:
+    def show(self, text: str, level: str = "info") -> None:
         if level == "error":
             self.last_error = text.strip()
-        super().say(text.strip() if level == "error" else re.split("\n|; Ctrl-C", text.strip())[0], level)
+        super().show(text.strip() if level == "error" else re.split("\n|; Ctrl-C", text.strip())[0], level)

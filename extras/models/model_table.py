@@ -100,12 +100,12 @@ class ModelTable:
                 self._configs[file] = pid, msgspec.json.decode(Path(file).read_bytes(), type=Config)
         return self._configs.get(file, (None, None))[1]
 
-    def find(self, wanted: str) -> str | None:
+    def find(self, requested: str) -> str | None:
         """Returns the model that a client means by a name: its own, another one of it, or that of an adapter."""
-        if wanted in self.reports:
-            return wanted
+        if requested in self.reports:
+            return requested
         for name in self.reports:
-            if (config := self.config(name)) and wanted in (*config.facts.served_names, *find_adapters(config)):
+            if (config := self.config(name)) and requested in (*config.facts.served_names, *find_adapters(config)):
                 return name
         return None
 

@@ -64,7 +64,7 @@ class _Draft:
     """What a plan has decided so far. `settled`: the models that run and are not being stopped. `taken`: these, and
     those that start or stop. `used_bytes` and `stays_bytes`: what they take, now and once all `victims` have gone."""
 
-    wanted: Sequence[str]
+    requested: Sequence[str]
     before: frozenset[str]
     settled: set[str]
     taken: set[str]
@@ -97,7 +97,7 @@ class Residency:
                 model.started_s = model.stopped_s = -inf
             model.report = report
 
-    def note_ready(self, name: str, now_s: float) -> None:
+    def record_ready(self, name: str, now_s: float) -> None:
         """The model has been loaded: its keep-alive begins."""
         model = self._models[name]
         model.used_s = now_s
@@ -114,7 +114,7 @@ class Residency:
         self._models[name].num_open -= 1
         self._models[name].used_s = now_s
 
-    def note_busy(self, name: str, now_s: float) -> None:
+    def record_busy(self, name: str, now_s: float) -> None:
         """The model's server has not been stopped, for it has requests that were not noted here."""
         self._models[name].stopped_s, self._models[name].used_s = -inf, now_s
 
@@ -138,14 +138,14 @@ class Residency:
     def used_bytes(self) -> int:
         return sum(model.num_bytes for model in self._models.values() if model.report.process != "none")
 
-    def plan(self, wanted: Sequence[str], now_s: float) -> Plan:
+    def plan(self, requested: Sequence[str], now_s: float) -> Plan:
         """Plans for the models that requests wait for, the oldest request first. A victim is a model that must go: it
         gets no new requests, and is stopped when its open ones have ended. Models without a description are left out.
         """
-        draft = self._draft(wanted, now_s)
+        draft = self._draft(requested, now_s)
         self._unload_unwanted(draft, now_s)
-        for position, name in enumerate(wanted):
-            if name not in draft.taken and not self._plan_load(draft, name, frozenset(wanted[:position])):
+        for position, name in enumerate(requested):
+            if name not in draft.taken and not self._plan_load(draft, name, frozenset(requested[:position])):
                 break
         self._victims, ready = frozenset(draft.victims), frozenset(draft.settled - draft.victims)
         self.unloads.update(draft.stop.values())
@@ -154,25 +154,25 @@ class Residency:
             model.started_s = model.begun_s = model.used_s = now_s
         for name in draft.stop:
             self._models[name].stopped_s = now_s
-        waits = {name: self._why_waiting(draft, name) for name in wanted if name not in ready | draft.refused.keys()}
+        waits = {name: self._why_waiting(draft, name) for name in requested if name not in ready | draft.refused.keys()}
         return Plan(ready, tuple(draft.start), tuple(draft.stop), waits, draft.refused)
 
-    def _draft(self, wanted: Sequence[str], now_s: float) -> _Draft:
+    def _draft(self, requested: Sequence[str], now_s: float) -> _Draft:
         settled = {name for name, model in self._models.items() if model.is_settled(now_s)}
         taken = {name for name, model in self._models.items() if model.is_taken(now_s)}
         for name in settled:
             self._models[name].used_s = self._models[name].used_s or now_s
         leaving = {name for name in taken - settled if self._models[name].report.process != "none"}
-        return _Draft(wanted, self._victims, settled, taken, self._bytes_of(taken), self._bytes_of(taken - leaving))
+        return _Draft(requested, self._victims, settled, taken, self._bytes_of(taken), self._bytes_of(taken - leaving))
 
     def _unload_unwanted(self, draft: _Draft, now_s: float) -> None:
         """Unloads models by request, after the requests that came before, and those whose keep-alive is over."""
         self._to_unload &= draft.taken
         for name in draft.settled:
             is_idle = not self.num_open(name)
-            if name in self._to_unload and (name not in draft.wanted or name in draft.before):
+            if name in self._to_unload and (name not in draft.requested or name in draft.before):
                 reason = "request"
-            elif is_idle and name not in draft.wanted and self.expires_s(name) <= now_s:
+            elif is_idle and name not in draft.requested and self.expires_s(name) <= now_s:
                 reason = "keep_alive"
             else:
                 continue
@@ -214,7 +214,7 @@ class Residency:
         ranked = sorted(
             (self._models[name].num_open > 0, name not in draft.before, self._models[name].used_s, name)
             for name in draft.settled - draft.victims - earlier
-            if (name not in draft.wanted or name in draft.before)
+            if (name not in draft.requested or name in draft.before)
             and (draft.may_close or not self._models[name].num_open)
         )
         spare = self._bytes_of(name for *_, name in ranked) - excess

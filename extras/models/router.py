@@ -71,7 +71,7 @@ class ModelRouter(Front):
             requests,
             self._forwarder.root_path,
             bodies=BodyBudget(config.http.max_body_bytes * BODIES, bool),
-            on_response=self._note_response,
+            on_response=self._record_response,
         )
         self._server = HttpServer(rules.with_cors(app), config.http, self._start, self._tick)
         link.profiler.loop = None  # an event loop has no turns that could be seen from here
@@ -109,7 +109,7 @@ class ModelRouter(Front):
         if isinstance(message, ProcessTable):
             self._processes.update(message)
 
-    def _note_response(self, trace: RequestTrace) -> None:
+    def _record_response(self, trace: RequestTrace) -> None:
         trace.body.release()
         self._drain.check()
 

@@ -170,8 +170,8 @@ def read_params(body: AnswerBody, conversations: Conversations) -> SamplingParam
     if body.format:
         is_schema = isinstance(body.format, dict)
         schema = SchemaFormat(Raw(msgspec.json.encode(body.format)), "format") if is_schema else None
-        wanted = ResponseFormat("json_schema" if is_schema else "json_object", schema)
-        fields = msgspec.structs.replace(fields, response_format=wanted)
+        requested = ResponseFormat("json_schema" if is_schema else "json_object", schema)
+        fields = msgspec.structs.replace(fields, response_format=requested)
     params = conversations.make_params(fields)
     if params.grammar is not None:
         params = msgspec.structs.replace(params, grammar=msgspec.structs.replace(params.grammar, param="format"))
@@ -215,12 +215,12 @@ def make_conversation(
     )
 
 
-def _read_messages(given: Sequence[OllamaMessage]) -> list[ChatMessage]:
+def _read_messages(provided: Sequence[OllamaMessage]) -> list[ChatMessage]:
     """Returns the messages; calls without an id, and their results in the same order, get one."""
     messages: list[ChatMessage] = []
     waiting: list[str] = []
     num_calls = 0
-    for index, message in enumerate(given):
+    for index, message in enumerate(provided):
         if message.role.lower() not in ROLES:
             text = f"messages[{index}].role must be one of {', '.join(ROLES)}, got {message.role[:60]!r}"
             raise bad_request(text, "messages")

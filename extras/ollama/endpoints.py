@@ -108,9 +108,9 @@ class AnswerApi:
         params = read_params(body, self._conversations)
         infill = Infill(body.suffix, "suffix") if body.suffix else None
         truncation = None if infill else truncation_of(body, params, self._conversations)
-        wanted = PromptRequest(prompt, params, infill=infill, truncation=truncation)
+        requested = PromptRequest(prompt, params, infill=infill, truncation=truncation)
         is_streamed = body.stream is not False
-        generation = self._service.open(wanted, trace_of(request.scope), is_streamed=is_streamed, timeout_s=None)
+        generation = self._service.open(requested, trace_of(request.scope), is_streamed=is_streamed, timeout_s=None)
         return AnswerBlocks(generation, None)
 
     def _answer(

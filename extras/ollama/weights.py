@@ -46,12 +46,12 @@ def read_weights(folder: Path) -> WeightFacts:
                 counts[kind] += number
     except (BootError, OSError, ValueError, KeyError, TypeError, struct.error):
         counts.clear()
-    noted = [(str(file.resolve()), stat.st_size, stat.st_mtime_ns) for file, stat in zip(files, stats, strict=True)]
+    recorded = [(str(file.resolve()), stat.st_size, stat.st_mtime_ns) for file, stat in zip(files, stats, strict=True)]
     return WeightFacts(
         "gguf" if any(file.suffix == SUFFIX for file in files) else "safetensors",
         sum(stat.st_size for stat in stats),
         int(max((stat.st_mtime for stat in stats), default=0)),
-        hashlib.sha256(repr(noted).encode()).hexdigest(),
+        hashlib.sha256(repr(recorded).encode()).hexdigest(),
         max(counts, key=lambda kind: counts[kind], default=""),
         counts.total(),
     )

@@ -36,7 +36,7 @@ class Autoscaler:
         self._due_s = 0.0
         self._is_changing = False
         if limits.max_engines:
-            self._tell(Scaling(config.num_engines, limits.min_engines, limits.max_engines, "as it was started"))
+            self._report(Scaling(config.num_engines, limits.min_engines, limits.max_engines, "as it was started"))
 
     def look(self) -> None:
         """Makes a decision if it is due; call it in each turn."""
@@ -51,7 +51,7 @@ class Autoscaler:
             return
         scaling = group.board.scaling
         if scaling is not None and scaling.target != sample.num_engines:
-            self._tell(msgspec.structs.replace(scaling, target=sample.num_engines, text="as an operator has set it"))
+            self._report(msgspec.structs.replace(scaling, target=sample.num_engines, text="as an operator has set it"))
         self._history.append(sample)
         kept_s = max(self._limits.up_s, self._limits.down_s)
         while len(self._history) > 1 and self._history[1].at_s <= now_s - kept_s:
@@ -76,23 +76,23 @@ class Autoscaler:
         assert scaling is not None
         num_decisions = dict(scaling.num_decisions)
         num_decisions[decision.cause] = num_decisions.get(decision.cause, 0) + 1
-        self._console.say(f"engines: {num_before} -> {decision.num_engines}: {decision.text}")
+        self._console.show(f"engines: {num_before} -> {decision.num_engines}: {decision.text}")
         low, high = self._limits.min_engines, self._limits.max_engines
-        self._tell(Scaling(decision.num_engines, low, high, decision.text, num_decisions))
+        self._report(Scaling(decision.num_engines, low, high, decision.text, num_decisions))
         self._history.clear()
         self._is_changing = True
 
-        def note(answer: Answer) -> None:
+        def record(answer: Answer) -> None:
             self._is_changing = not isinstance(answer.result, Done | Failed)
             if isinstance(answer.result, Failed):
                 self._due_s = time.monotonic() + FAILED_S
                 text = f"{decision.text}; that has failed: {answer.result.message}"
-                self._console.say(f"engines: {text}", "error")
-                self._tell(Scaling(num_before, low, high, text, num_decisions))
+                self._console.show(f"engines: {text}", "error")
+                self._report(Scaling(num_before, low, high, text, num_decisions))
 
-        self._begin(Ask(0, ScaleProcess(SCHEDULER, decision.num_engines)), note)
+        self._begin(Ask(0, ScaleProcess(SCHEDULER, decision.num_engines)), record)
 
-    def _tell(self, scaling: Scaling) -> None:
+    def _report(self, scaling: Scaling) -> None:
         self._group.board.scaling = scaling
 
 

@@ -25,7 +25,7 @@ class ClockComparison:
         """How far the head's clock is ahead; 0 if the measurements allow that it is the same clock."""
         return self._ahead_ns if abs(self._ahead_ns) > self._best_trip_ns / 2 else 0
 
-    def note(self, answer: ClockAnswer, now_ns: int) -> None:
+    def record(self, answer: ClockAnswer, now_ns: int) -> None:
         """Records the answer that arrived at `now_ns`."""
         trip_ns = now_ns - answer.asked_ns
         if self._best_trip_ns < 0 or trip_ns < self._best_trip_ns:

@@ -67,8 +67,8 @@ class RemoteConfig(ExtraConfig, frozen=True, kw_only=True):
             except ValueError:
                 value = 0.0
             if name not in values or not 1 <= value < float("inf"):
-                wanted = f"NAME=NUMBER with one of {', '.join(values)}, at least 1"
-                raise UsageError(f"--scaling: {rule!r} is not valid: expected {wanted}")
+                requested = f"NAME=NUMBER with one of {', '.join(values)}, at least 1"
+                raise UsageError(f"--scaling: {rule!r} is not valid: expected {requested}")
             values[name] = value
         return ScalingLimits(
             int(values["min"]), self.max_engines, int(values["up_tokens"]), values["up_s"], values["down_s"]

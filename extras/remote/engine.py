@@ -48,7 +48,7 @@ class Engine:
         self.has_served = False
         self.boot_error = ""
         self.child.spawn(run_dir.path, None)
-        run_dir.note_pid(self.name, self.child.pid)
+        run_dir.record_pid(self.name, self.child.pid)
 
     def listen(self, waiter: Waiter) -> None:
         """Makes `waiter` return when the engine reports something."""

@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
     except StopSignalError:
         return 0
     except (UsageError, BootError) as error:
-        console.say(f"{PROGRAM} join: {error}", "error")
+        console.show(f"{PROGRAM} join: {error}", "error")
         return 2 if isinstance(error, UsageError) else 1
     finally:
         console.close()
@@ -116,19 +116,19 @@ class Joiner:
                 self._serve_once()
             except EngineEndedError as end:
                 if self._options.once:
-                    self._console.say(str(end))
+                    self._console.show(str(end))
                     return
-                self._console.say(f"{end}; joining again")
+                self._console.show(f"{end}; joining again")
                 is_end_expected, deadline_s = True, time.monotonic() + min(REJOIN_S, patience_s)
             except NoHeadError as error:
                 if self._has_joined and self._options.once:
                     raise BootError(str(error)) from None
                 if self._has_joined:
-                    self._console.say(f"{error}; looking for the head for {patience_s:g} s", "error")
+                    self._console.show(f"{error}; looking for the head for {patience_s:g} s", "error")
                     is_end_expected, deadline_s = False, time.monotonic() + patience_s
                 elif time.monotonic() >= deadline_s:
                     if is_end_expected:
-                        self._console.say("the head has ended")
+                        self._console.show("the head has ended")
                         return
                     raise BootError(f"{self._options.address}: {error}") from None
             time.sleep(RETRY_INTERVAL_S)
@@ -138,7 +138,7 @@ class Joiner:
         with Session(self._options.address, self._keys, self._signals) as session:
             admitted = session.join()
             self._has_joined = True
-            self._console.say(f"joined {self._options.address} as {admitted.name}; its log is shown at the head")
+            self._console.show(f"joined {self._options.address} as {admitted.name}; its log is shown at the head")
             config = make_config(admitted, self._options, self._console)
             self._memory_files.provide(admitted.name)
             clock_ahead_ns = session.compare_clocks()

@@ -25,21 +25,21 @@ def make_config(admitted: Admitted, options: argparse.Namespace, console: Consol
     Raises `UsageError` or `BootError` if the model is missing here or is a different one.
     """
     config = msgspec.json.decode(admitted.config, type=Config)
-    wanted = config.model
+    requested = config.model
     if options.model or not Path(config.facts.model_dir).is_dir():
-        model_dir = find_model(msgspec.structs.replace(wanted, model=options.model or wanted.model), console)
+        model_dir = find_model(msgspec.structs.replace(requested, model=options.model or requested.model), console)
     else:
         model_dir = Path(config.facts.model_dir)
     check_is_same(admitted.model_files, model_dir)
     tokenizer_dir = Path(config.facts.tokenizer_dir)
-    if not wanted.tokenizer or not tokenizer_dir.is_dir():
-        tokenizer_dir = find_tokenizer(wanted, model_dir, console)
+    if not requested.tokenizer or not tokenizer_dir.is_dir():
+        tokenizer_dir = find_tokenizer(requested, model_dir, console)
     return msgspec.structs.replace(
         config,
         model=msgspec.structs.replace(
-            wanted,
+            requested,
             cpu_threads=options.cpu_threads,
-            device=options.device or wanted.device_type,
+            device=options.device or requested.device_type,
         ),
         # The frames of the engine are kept on the head, by its proxy.
         run=msgspec.structs.replace(config.run, data_parallel=1, record="", black_box_mb=0),

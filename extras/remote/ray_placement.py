@@ -88,7 +88,7 @@ class RayPlacement:
             "max_restarts": 0,
             "scheduling_strategy": "SPREAD",
         }
-        self._is_told = False
+        self._is_notified = False
         """True if the operator has been shown what this actor waits for."""
         self._actor: Any = None
         self._result: Any = None
@@ -104,13 +104,13 @@ class RayPlacement:
             if time.monotonic() >= self._due_s:
                 self._actor = self._ray.remote(**self._options)(JoinerActor).remote()
                 self._result = self._actor.run.remote(self._arguments, self._key, str(ROOT))
-                self._due_s, self._is_told = time.monotonic() + PLACE_S, False
+                self._due_s, self._is_notified = time.monotonic() + PLACE_S, False
             return ""
         ended, _ = self._ray.wait([self._result], timeout=0)
         if not ended:
-            if has_joined or self._is_told or time.monotonic() < self._due_s:
+            if has_joined or self._is_notified or time.monotonic() < self._due_s:
                 return ""
-            self._is_told = True
+            self._is_notified = True
             return self._describe_lack()
         try:
             end = self._ray.get(self._result)
@@ -123,9 +123,11 @@ class RayPlacement:
     def _describe_lack(self) -> str:
         asked = {"CPU": self._options["num_cpus"], "GPU": self._options["num_gpus"]}
         free = self._ray.available_resources()
-        wanted, found = (" and ".join(f"{found.get(kind, 0):g} {kind}s" for kind in asked) for found in (asked, free))
+        requested, found = (
+            " and ".join(f"{found.get(kind, 0):g} {kind}s" for kind in asked) for found in (asked, free)
+        )
         return (
-            f"the engine waits for Ray: it asks for {wanted} on one node, and free in all the cluster are {found}; "
+            f"the engine waits for Ray: it asks for {requested} on one node, and free in all the cluster are {found}; "
             "add a node, lower --data-parallel or --cpu-threads, or see what its actor waits for with `ray status`"
         )
 

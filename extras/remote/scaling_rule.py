@@ -46,8 +46,8 @@ def decide(history: Sequence[Sample], limits: ScalingLimits) -> Decision | None:
     latest = history[-1]
     num = latest.num_engines
     if not limits.min_engines <= num <= limits.max_engines:
-        wanted = max(limits.min_engines, min(num, limits.max_engines))
-        return Decision(wanted, "range", f"{num} engines, {limits.min_engines} to {limits.max_engines} are wanted")
+        requested = max(limits.min_engines, min(num, limits.max_engines))
+        return Decision(requested, "range", f"{num} engines, {limits.min_engines} to {limits.max_engines} are wanted")
 
     def has_lasted(seconds: float, holds: Callable[[Sample], bool]) -> bool:
         since_s = latest.at_s - seconds

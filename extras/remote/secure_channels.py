@@ -181,10 +181,10 @@ class Monitor:
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._is_open = True
             elif event in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED, *HANDSHAKE_FAILURES):
-                self._note_end()
+                self._record_end()
         return self.trouble
 
-    def _note_end(self) -> None:
+    def _record_end(self) -> None:
         self.is_refused = self._has_connected and not self._is_open
         if self._is_open:
             self.trouble = "the connection is lost"

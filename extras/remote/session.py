@@ -67,7 +67,7 @@ class Session:
         comparison = ClockComparison()
         while not comparison.is_over:
             self._channel.send(wire.ClockQuestion(time.monotonic_ns()))
-            comparison.note(self._receive(wire.ClockAnswer), time.monotonic_ns())
+            comparison.record(self._receive(wire.ClockAnswer), time.monotonic_ns())
         return comparison.ahead_ns
 
     def serve(self, engine: Engine) -> None:
@@ -79,7 +79,7 @@ class Session:
                 for message in self._channel.receive():
                     self._carry_out(engine, message)
                 if engine.child.notice_end():
-                    self._tell_end(engine)
+                    self._report_end(engine)
                 self._check_connection()
         finally:
             engine.stop()
@@ -138,7 +138,7 @@ class Session:
             case _:
                 pass
 
-    def _tell_end(self, engine: Engine) -> None:
+    def _report_end(self, engine: Engine) -> None:
         """Forwards the engine's last reports, which may come after its end, and raises the resulting error."""
         deadline_s = time.monotonic() + LAST_WORDS_S
         child = engine.child

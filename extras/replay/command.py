@@ -62,14 +62,14 @@ def replay(options: argparse.Namespace) -> int:
     with reporting_damage(options.directory):
         recording = Recording(options.directory, options.only, options.uid)
     manifest = recording.manifest
-    for note in find_notes(manifest, options.server_flags):
-        print(f"note: {note}", file=sys.stderr)
+    for text in find_notes(manifest, options.server_flags):
+        print(f"note: {text}", file=sys.stderr)
     if recording.num_unreadable:
         print(f"note: {recording.num_unreadable} frames cannot be decoded and are left out", file=sys.stderr)
     flags = options.server_flags
     num_recorded = recording.config.run.data_parallel
-    wanted = _value_of("--data-parallel", flags)
-    num_engines = (wanted.isdecimal() and int(wanted)) or num_recorded
+    requested = _value_of("--data-parallel", flags)
+    num_engines = (requested.isdecimal() and int(requested)) or num_recorded
     if num_engines < num_recorded:
         print(f"note: what {num_recorded} engines served goes to {num_engines}", file=sys.stderr)
     recording.place(num_engines)
@@ -79,9 +79,9 @@ def replay(options: argparse.Namespace) -> int:
         ended = _play(options, recording)
         # Requests that ended normally count even if the server then died: a wrong token may be the cause.
         whole = [one for one in recording.attempts.values() if not ended or one.replayed.reason]
-        is_same = manifest.is_redacted or _tell_difference(whole, manifest, flags)
+        is_same = manifest.is_redacted or _describe_difference(whole, manifest, flags)
         if ended:
-            _tell_death(options, recording, ended)
+            _report_death(options, recording, ended)
     except SluiceError as error:
         complain(options, "failed", str(error))
         return DIFFERENT
@@ -113,7 +113,7 @@ def _play(options: argparse.Namespace, recording: Recording) -> str:
     return ""
 
 
-def _tell_death(options: argparse.Namespace, recording: Recording, ended: str) -> None:
+def _report_death(options: argparse.Namespace, recording: Recording, ended: str) -> None:
     """Prints how the server ended, which request caused it, and that request's recorded results."""
     running = recording.open_now()
     print(f"{ended}\nrequests that ran: {', '.join(f'{one.key[0]}' for one in running) or 'none'}", flush=True)
@@ -131,7 +131,7 @@ def _scope_of(recording: Recording) -> str:
     return f"{len({uid for uid, _ in recording.attempts})} requests, {len(recording.attempts)} attempts{where}"
 
 
-def _tell_difference(attempts: Iterable[Attempt], manifest: Manifest, flags: Sequence[str]) -> bool:
+def _describe_difference(attempts: Iterable[Attempt], manifest: Manifest, flags: Sequence[str]) -> bool:
     """Prints the first difference; returns whether there is none."""
     found = find_first(attempts)
     if found is None:

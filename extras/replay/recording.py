@@ -153,7 +153,7 @@ class Recording:
 
     def _read(self, record: Record, *, is_input: bool) -> None:
         if not record.is_sent:
-            news = self._arrivals.note(record.sender_id, record.number)
+            news = self._arrivals.record(record.sender_id, record.number)
             if news is False:
                 return
             if news is not True:
@@ -203,5 +203,5 @@ def _read_trouble(manifest: Path) -> str:
 
     Raises `SluiceError` if the manifest cannot be read.
     """
-    told = read_json(manifest, _Trouble)
-    return f"{told.process}: {told.text}" if told and told.process else ""
+    reported = read_json(manifest, _Trouble)
+    return f"{reported.process}: {reported.text}" if reported and reported.process else ""

@@ -67,12 +67,12 @@ class FinishedRequests:
     def __len__(self) -> int:
         return len(self._unfinished)
 
-    def note_response(self, trace: RequestTrace) -> None:
+    def record_response(self, trace: RequestTrace) -> None:
         """The response of an HTTP request is over, well or not."""
         if trace.path in OPERATIONS and trace.method == "POST":
             self._look(trace, time.monotonic_ns())
 
-    def note_end(self, timeline: Timeline) -> None:
+    def record_end(self, timeline: Timeline) -> None:
         """A choice has ended, and its client receives no more of it."""
         if timeline.uid in self._unfinished:
             self._look(*self._unfinished.pop(timeline.uid))

@@ -27,8 +27,8 @@ class TracingPart(FrontendPart):
         self._export = export
         self._finished = FinishedRequests(export.add) if export else None
         if self._finished is not None:
-            service.on_response.append(self._finished.note_response)
-            service.on_end.append(self._finished.note_end)
+            service.on_response.append(self._finished.record_response)
+            service.on_end.append(self._finished.record_end)
         num_spans = export.num_spans if export else Counter[str]()
         self.collectors = [SpanCollector(service.config.facts.served_names[0], num_spans)]
 

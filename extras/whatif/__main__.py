@@ -154,8 +154,8 @@ def read_source(options: argparse.Namespace) -> tuple[Calibration, CostModel, li
     model = fit(calibration.steps)
     errors = {} if options.steps else find_errors(recording, model, options.num_requests)
     if errors:
-        told = ", ".join(f"{name} {error:+.0%}" for name, error in errors.items())
-        notes.append(f"simulated with its own settings, the recording is off by: {told}; expect no less of others")
+        reported = ", ".join(f"{name} {error:+.0%}" for name, error in errors.items())
+        notes.append(f"simulated with its own settings, the recording is off by: {reported}; expect no less of others")
     return calibration, model, arrivals, notes, doubt_of(errors)
 
 
@@ -166,11 +166,11 @@ def plan_trace(options: argparse.Namespace, max_model_len: int) -> tuple[list[Ar
     if options.trace_scale:
         scale = replace(scale, tokens=options.trace_scale)
     arrivals = list(replay(trace, scale, VOCAB_SIZE, seed=0))
-    note = (
+    record = (
         f"{len(arrivals)} requests over {arrivals[-1].at_s:,.0f} s; a token of the trace is {scale.tokens:.4g}, and "
         f"{num_cut(trace, scale)} requests are cut to the context of {max_model_len}"
     )
-    return arrivals, [note]
+    return arrivals, [record]
 
 
 def _p99_ttft(

@@ -6,7 +6,7 @@ import msgspec
 
 from messages.errors import UsageError
 
-MOST_DOUBLINGS = 10
+MAX_DOUBLINGS = 10
 NUM_BISECTIONS = 5
 
 
@@ -37,7 +37,7 @@ def find_capacity(p99_ttft_ms: Callable[[float], float], rate: float, limit_ms: 
 
     inside, outside = narrow(0.0, 0.0, rate)
     factor = 2.0 if inside else 0.5
-    for _ in range(MOST_DOUBLINGS):
+    for _ in range(MAX_DOUBLINGS):
         rate *= factor
         inside, outside = narrow(inside, outside, rate)
         if inside and outside:

@@ -24,7 +24,7 @@ OUTLIER_DEVIATIONS, LEAST_OUTLIER = 4.0, 0.3
 """Steps whose relative error is further from the median one do not count in a refit: in median absolute deviations,
 and at least. Decode steps are so many and so alike that without the second all others would be outliers."""
 NUM_SWEEPS = 3000
-MOST_SMALL_ROWS = 8
+MAX_SMALL_ROWS = 8
 """Each number of decode rows up to this is a knot, since tiles of a kernel cause jumps between them."""
 NUM_STEPS_PER_KNOT = 8
 NUM_STEPS_PER_TERM = 2
@@ -133,7 +133,7 @@ def _choose_knots(num_steps: Counter[int]) -> tuple[int, ...]:
     `num_steps` is how often each was measured. All small numbers that were measured often are chosen.
     """
     counts = sorted(num_steps)
-    small = [count for count in counts if count <= MOST_SMALL_ROWS and num_steps[count] >= NUM_STEPS_PER_KNOT]
+    small = [count for count in counts if count <= MAX_SMALL_ROWS and num_steps[count] >= NUM_STEPS_PER_KNOT]
     return tuple(sorted({*counts[:1], *small, *({(count - 1).bit_length(): count for count in counts}).values()}))
 
 

@@ -133,7 +133,7 @@ class _Inbox:
             match reply:
                 case DetokenizeMsg():
                     self._seen_s = max(self._seen_s, now_s + self._draw_jitter_s())
-                    self._note_tokens(np.frombuffer(reply.uids, INT64), self._seen_s)
+                    self._record_tokens(np.frombuffer(reply.uids, INT64), self._seen_s)
                 case ScheduleReport() if reply.facts.waits_for is not None:
                     for row in reply.waiting:
                         self._waits.setdefault(row.uid, reply.facts.waits_for)
@@ -146,7 +146,7 @@ class _Inbox:
             self._arrived_s, self._first_s, self._last_s, gaps_s, Counter(self._waits.values()), gauges
         )
 
-    def _note_tokens(self, uids: NDArray[np.int64], now_s: float) -> None:
+    def _record_tokens(self, uids: NDArray[np.int64], now_s: float) -> None:
         gaps_s = now_s - self._last_s[uids]
         is_first = np.isnan(gaps_s)
         if is_first.any():

@@ -93,7 +93,7 @@ def summarize(served: ServedRequests, setting: Setting, pipeline_s: float) -> Ou
 def _describe_extrapolation(runners: Sequence[SimulatedRunner], calibration: Calibration) -> str:
     sizes = [step.size for step in calibration.steps]
     measured = max(size.decode_rows for size in sizes), max(size.decode_rows + size.prefill_tokens for size in sizes)
-    simulated = max(runner.most_rows for runner in runners), max(runner.most_tokens for runner in runners)
+    simulated = max(runner.max_rows for runner in runners), max(runner.max_tokens_per_step for runner in runners)
     return ", ".join(
         f"steps of {most} {what}, measured are up to {known}"
         for what, most, known in zip(("rows", "tokens"), simulated, measured, strict=True)

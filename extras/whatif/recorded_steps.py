@@ -37,14 +37,14 @@ class StepReader:
                 self._num_tokens[message.uid] = (len(message.input_ids) + len(message.output_ids)) // 4
             case ScheduleReport():
                 if self._chunks:
-                    self._note(with_chunks(0, 0, _spans(self._chunks)), message.planned_ns)
+                    self._record(with_chunks(0, 0, _spans(self._chunks)), message.planned_ns)
                 self._chunks = message.chunks
                 self._begun_ns = self._begun_ns or (message.planned_ns if message.chunks else 0)
             case DetokenizeMsg():
                 if message.uids:
                     self._take_tokens(message)
                 elif message.committed_ns and self._chunks:  # of prompts without output
-                    self._note(with_chunks(0, 0, _spans(self._chunks)), message.committed_ns)
+                    self._record(with_chunks(0, 0, _spans(self._chunks)), message.committed_ns)
                     self._chunks = ()
                 for row in message.finished:
                     self._num_tokens.pop(row.uid, None)
@@ -65,14 +65,14 @@ class StepReader:
         if message.num_tokens or not all(uid in self._num_tokens for uid in uids):
             self._begun_ns = 0  # draft tokens, or requests from before the first frame
         keys = sum(self._num_tokens.get(uid, 0) for uid in decoded)
-        self._note(with_chunks(len(decoded), keys, _spans(self._chunks)), message.committed_ns)
+        self._record(with_chunks(len(decoded), keys, _spans(self._chunks)), message.committed_ns)
         self._chunks = ()
         self._decoding.update(uids)
         for uid in uids:
             if uid in self._num_tokens:
                 self._num_tokens[uid] += 1
 
-    def _note(self, size: StepSize, end_ns: int) -> None:
+    def _record(self, size: StepSize, end_ns: int) -> None:
         if self._begun_ns:
             self.steps.append(MeasuredStep(size, (end_ns - self._begun_ns) / 1e9))
         self._begun_ns = end_ns

@@ -83,14 +83,14 @@ def _read(folder: Path, num_skipped: int) -> Recording:
     reports: list[ScheduleReport] = []
     for record, message in _messages(records, SCHEDULER):
         readers.setdefault(record.pid, StepReader()).take(message)
-        _note_request(requests, message)
+        _record_request(requests, message)
         if isinstance(message, ScheduleReport):
             reports.append(message)
     served = sorted((one for one in requests.values() if one.output_ids), key=lambda one: one.at_ns)
     if not served:
         raise UsageError(f"{folder} holds no request that got a token from its beginning on")
     arrivals = [request.arrival(served[0].at_ns) for request in served]
-    delays_ns = _note_replies(requests, _messages(records, FRONTEND))
+    delays_ns = _record_replies(requests, _messages(records, FRONTEND))
     num_pages = config.cache.num_pages or max(_num_pages(report, config.cache.block_size) for report in reports)
     if num_pages > MAX_PAGES:
         raise UsageError(f"{folder} is damaged: it claims a cache of {num_pages} pages")
@@ -117,7 +117,7 @@ def _messages(records: Iterable[Record], kind: str) -> Iterator[tuple[Record, An
                 continue
 
 
-def _note_request(requests: dict[int, _Request], message: object) -> None:
+def _record_request(requests: dict[int, _Request], message: object) -> None:
     match message:
         case UserMsg() if message.uid not in requests and not message.output_ids:
             requests[message.uid] = _Request(message)
@@ -138,7 +138,7 @@ def _num_pages(report: ScheduleReport, page_size: int) -> int:
     return report.facts.num_free_pages + report.facts.num_evictable_pages + of_prompt
 
 
-def _note_replies(requests: dict[int, _Request], replies: Iterable[tuple[Record, Any]]) -> list[int]:
+def _record_replies(requests: dict[int, _Request], replies: Iterable[tuple[Record, Any]]) -> list[int]:
     """Records when the frontend had the tokens of each request. Returns the ns from the commit of each step.
 
     A step without a waiting request may be reported later: it counts from its commit.
@@ -148,8 +148,8 @@ def _note_replies(requests: dict[int, _Request], replies: Iterable[tuple[Record,
         if isinstance(message, StepReplies):
             uids = (*unpack_int64(message.uids), *(final.uid for final in message.finals if final.token_ids))
             known = [requests[uid] for uid in uids if uid in requests]
-            tells_tokens = any(one.message.sampling_params.must_tell_tokens for one in known)
-            is_at_once = message.prefilled or message.finals or tells_tokens or not message.committed_ns
+            reports_tokens = any(one.message.sampling_params.needs_token_delivery for one in known)
+            is_at_once = message.prefilled or message.finals or reports_tokens or not message.committed_ns
             if message.committed_ns and is_at_once:
                 delays_ns.append(record.monotonic_ns - message.committed_ns)
             for one in known:

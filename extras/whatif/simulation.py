@@ -53,8 +53,8 @@ class SimulatedRunner:
         self.max_num_batched_tokens = setting.max_num_batched_tokens
         self.can_overlap = can_overlap
         self.clock = SkippingClock(lambda: 0.0)
-        self.most_rows = 0
-        self.most_tokens = 0
+        self.max_rows = 0
+        self.max_tokens_per_step = 0
         """The parts of one step so far."""
         self._next_seconds = next_seconds
         self._free_s = 0.0
@@ -63,8 +63,8 @@ class SimulatedRunner:
 
     def launch(self, batch: Batch) -> SimulatedStep:
         size = size_of_step(batch)
-        self.most_rows = max(self.most_rows, size.decode_rows)
-        self.most_tokens = max(self.most_tokens, size.decode_rows + size.prefill_tokens)
+        self.max_rows = max(self.max_rows, size.decode_rows)
+        self.max_tokens_per_step = max(self.max_tokens_per_step, size.decode_rows + size.prefill_tokens)
         self._free_s = max(self._free_s, self.clock()) + self._next_seconds(size)
         tokens = self._next_tokens(batch) if self._has_tokens else bytes(4 * batch.num_sampled)
         return SimulatedStep(ForwardOutput(batch.step_id, tokens), self._free_s, self.clock)

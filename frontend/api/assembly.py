@@ -47,7 +47,7 @@ def make_app(service: Service, endpoints: list[Endpoint], rules: AccessRules) ->
         service.http_requests,
         root_path,
         bodies=service.bodies,
-        on_response=service.note_response,
+        on_response=service.record_response,
     )
     return rules.with_cors(app)
 

@@ -81,7 +81,7 @@ class App:
             await error_reply(error, trace.method, trace.path, form)(scope, receive, send)
         finally:
             seconds = (time.monotonic_ns() - trace.received_ns) / 1e9
-            self._requests.note(endpoint and endpoint.template, trace.method, trace.shown_status, seconds)
+            self._requests.record(endpoint and endpoint.template, trace.method, trace.shown_status, seconds)
             self._on_response(trace)
             trace.write_line(is_quiet=endpoint is not None and endpoint.is_polled)
 

@@ -147,20 +147,20 @@ class BodyDecoder(Generic[T]):
             fields |= hoisted
             body = msgspec.json.encode(fields)
         warnings = self._names.check(fields)
-        given_names = self._names.rename(fields)
-        if given_names:
-            renamed = {own: fields[name] for own, name in given_names.items()}
-            fields = {name: raw for name, raw in fields.items() if name not in given_names.values()} | renamed
+        sent_names = self._names.rename(fields)
+        if sent_names:
+            renamed = {own: fields[name] for own, name in sent_names.items()}
+            fields = {name: raw for name, raw in fields.items() if name not in sent_names.values()} | renamed
             body = msgspec.json.encode(fields)
         try:
             return DecodedBody(self._decoder.decode(body), warnings)
         except msgspec.ValidationError as error:
-            raise self._explain(error, fields, given_names) from None
+            raise self._explain(error, fields, sent_names) from None
         except msgspec.DecodeError as error:
             raise _malformed(error, body) from None
 
     def _explain(
-        self, error: msgspec.ValidationError, fields: Mapping[str, Raw], given_names: Mapping[str, str]
+        self, error: msgspec.ValidationError, fields: Mapping[str, Raw], sent_names: Mapping[str, str]
     ) -> RequestError:
         """Returns the error for the first invalid field, under the name that the client used."""
         for own, raw in fields.items():
@@ -169,7 +169,7 @@ class BodyDecoder(Generic[T]):
             try:
                 msgspec.json.decode(raw, type=self._hints[own])
             except msgspec.ValidationError as of_field:
-                name = given_names.get(own, own)
+                name = sent_names.get(own, own)
                 words, _, inner = cut_value(str(of_field)).partition(" - at `$")
                 expected = f"{name} must be {self._expected[own]}"
                 inner = inner.rstrip("`")
@@ -210,7 +210,7 @@ class _Splitter:
 
     def __init__(self) -> None:
         self._names: list[str] = []
-        self._decoder = msgspec.json.Decoder(dict[_Name, Raw], dec_hook=self._note_name)
+        self._decoder = msgspec.json.Decoder(dict[_Name, Raw], dec_hook=self._record_name)
 
     def split(self, body: bytes) -> dict[str, Raw]:
         """Returns the fields of `body`, their values still encoded. Raises `RequestError` (400)."""
@@ -228,7 +228,7 @@ class _Splitter:
             raise _malformed(error, body) from None
         return dict(zip(self._names, values, strict=True))
 
-    def _note_name(self, kind: type[_Name], name: str) -> _Name:
+    def _record_name(self, kind: type[_Name], name: str) -> _Name:
         if name in self._names:
             raise bad_request(f'"{cut(name)}" is given more than once', code="duplicate_field")
         if len(self._names) == MAX_FIELDS:

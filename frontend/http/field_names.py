@@ -109,9 +109,9 @@ class FieldNames:
 
     def rename(self, fields: Mapping[str, Raw]) -> dict[str, str]:
         """Returns the other servers' names in `fields`, by our names. A null counts as absent."""
-        return {own: name for name, own in self._renamed.items() if self._is_given(name, fields)}
+        return {own: name for name, own in self._renamed.items() if self.is_sent(name, fields)}
 
-    def _is_given(self, name: str, fields: Mapping[str, Raw]) -> bool:
+    def is_sent(self, name: str, fields: Mapping[str, Raw]) -> bool:
         raw = fields.get(name, NULL)
         return not is_null(raw) and not any(_is_same(raw, value) for value in self._rules.neutral.get(name, ()))
 
@@ -124,9 +124,11 @@ class FieldNames:
         if self._unknown.is_strict:
             raise unknown_field(name, own)
         same = [other for other in (own, *self._renamed) if self._renamed.get(other, other) == own]
-        given = [other for other in same if self._is_given(other, fields)]
-        if name in given and not all(agree(fields[name], fields[other]) for other in given):
-            raise bad_request(f"{' and '.join(given)} mean the same and have different values: give one of them", name)
+        provided = [other for other in same if self.is_sent(other, fields)]
+        if name in provided and not all(agree(fields[name], fields[other]) for other in provided):
+            raise bad_request(
+                f"{' and '.join(provided)} mean the same and have different values: give one of them", name
+            )
 
     def _ignore(self, name: str) -> str:
         if name in self._rules.foreign:

@@ -108,5 +108,5 @@ def _split_target(method: str, target: bytes) -> tuple[bytes, bytes, bytes]:
     return authority, path or b"/", query
 
 
-def _values(headers: Headers, wanted: bytes) -> list[bytes]:
-    return [value.strip(b" \t") for name, value in headers if name == wanted]
+def _values(headers: Headers, requested: bytes) -> list[bytes]:
+    return [value.strip(b" \t") for name, value in headers if name == requested]

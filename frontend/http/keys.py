@@ -53,7 +53,7 @@ class Keys:
         if not accepted:
             return
         kind = "an admin key" if access == "operator" else "an API key"
-        token = _given_key(headers)
+        token = _sent_key(headers)
         if token is None:
             raise UnauthorizedError(f"{kind} is required: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")
         matches = [hmac.compare_digest(token.strip(), key) for key in accepted]
@@ -61,7 +61,7 @@ class Keys:
             raise UnauthorizedError(f"{kind} is required, and this key is not valid")
 
 
-def _given_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+def _sent_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
     """Returns the key as OpenAI's clients send it, otherwise as Anthropic's do; `None` if there is none."""
     own: bytes | None = None
     for name, value in headers:
@@ -78,12 +78,12 @@ def load_keys(http: HttpConfig) -> Keys:
     return Keys(read_keys("--api-key", http.api_key), read_keys("--admin-key", http.admin_key))
 
 
-def read_keys(flag: str, given: Iterable[str]) -> tuple[str, ...]:
+def read_keys(flag: str, provided: Iterable[str]) -> tuple[str, ...]:
     """Returns the keys of `flag`, and those in the files that it names as `@FILE`, without duplicates.
 
     Raises `BootError`.
     """
-    keys = [key for text in given for key in (_read_file(flag, text[1:]) if text.startswith("@") else [text])]
+    keys = [key for text in provided for key in (_read_file(flag, text[1:]) if text.startswith("@") else [text])]
     for key in keys:
         if not key or not key.isascii() or not key.isprintable() or " " in key:
             raise BootError(f"{flag}: a key must be printable ASCII without spaces, and not empty")

@@ -120,7 +120,7 @@ class HttpProtocol(asyncio.Protocol):
     def on_request(self, head: RequestHead) -> None:
         self._waits_since_s = None
         cycle = RequestCycle(
-            self._scope(head), self._transport, self._flow, self._server_state.default_headers, self._go_on
+            self._scope(head), self._transport, self._flow, self._server_state.default_headers, self._next_request
         )
         cycle.awaits_continue = head.expects_continue
         cycle.is_last = not head.keep_alive
@@ -166,7 +166,7 @@ class HttpProtocol(asyncio.Protocol):
         task.add_done_callback(self._server_state.tasks.discard)
         self._server_state.tasks.add(task)
 
-    def _go_on(self) -> None:
+    def _next_request(self) -> None:
         """Continues the connection after a response."""
         ended, self._running = self._running, None
         assert ended is not None

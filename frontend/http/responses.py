@@ -64,14 +64,14 @@ class FileReply(FileResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         trace = trace_of(scope)
 
-        async def note(message: Message) -> None:
+        async def record(message: Message) -> None:
             if message["type"] == "http.response.start":
                 trace.status = message["status"]
                 message["headers"] = [*message["headers"], *trace.id_headers]
             await send(message)
 
         try:
-            await super().__call__(scope, receive, note)
+            await super().__call__(scope, receive, record)
         except RuntimeError:
             if trace.status:
                 raise

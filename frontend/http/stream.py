@@ -142,7 +142,7 @@ class EventStream:
         is_last = False
         while not is_last:
             await changed.wait()
-            if not _are_heard(self._running):
+            if not _are_connected(self._running):
                 return
             changed.clear()
             error = _error_of(self._running)
@@ -267,7 +267,7 @@ def _error_of(choices: Iterable[Generation]) -> ErrorInfo | None:
     return None
 
 
-def _are_heard(choices: Iterable[Generation]) -> bool:
+def _are_connected(choices: Iterable[Generation]) -> bool:
     for generation in choices:  # noqa: SIM110 (a third of the time of `all`; this runs once a token)
         if not generation.has_listener:
             return False

@@ -26,7 +26,7 @@ class HttpRequests(Collector):
         self._seconds: dict[tuple[str, str], Distribution] = {}
         """By handler and method."""
 
-    def note(self, handler: str | None, method: str, status: int, seconds: float) -> None:
+    def record(self, handler: str | None, method: str, status: int, seconds: float) -> None:
         """Counts a response. `handler` is the path template of the endpoint, `None` for an unknown path."""
         key = handler or UNKNOWN_HANDLER, method if method in METHODS else OTHER_METHOD
         self._num_answered[*key, f"{status // 100}xx"] += 1

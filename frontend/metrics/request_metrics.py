@@ -59,31 +59,31 @@ class RequestMetrics:
         """By finish reason."""
         self.num_clients_gone = 0
 
-    def note_step(self, now_ns: int, num_rows_after: dict[int, int]) -> None:
+    def record_step(self, now_ns: int, num_rows_after: dict[int, int]) -> None:
         """Counts tokens that arrived at `now_ns`, by the time of their requests' previous token (0: none)."""
         for last_ns, num_rows in num_rows_after.items():
             self.num_output_tokens += num_rows
             if last_ns:
                 self.token_gaps_s.add((now_ns - last_ns) / 1e9, num_rows)
 
-    def note_end(self, generation: Generation) -> None:
+    def record_end(self, generation: Generation) -> None:
         """Counts a request that has just ended for its client."""
         final = generation.ended
         self.num_ended[final.finish_reason] += 1
         num_last = num_int32(final.token_ids)
         now_ns = time.monotonic_ns()
         if num_last:
-            self.note_step(now_ns, {generation.last_token_ns: num_last})
+            self.record_step(now_ns, {generation.last_token_ns: num_last})
         if final.finish_reason != "error":
-            self._note_usage(generation, final)
-            self._note_spans(generation, final, now_ns)
+            self._record_usage(generation, final)
+            self._record_spans(generation, final, now_ns)
 
-    def note_timeline(self, timeline: Timeline) -> None:
+    def record_timeline(self, timeline: Timeline) -> None:
         """Counts the stages of a request whose response is over."""
         for stage, ms in sum_stages(timeline.spans(timeline.end_ns)).items():
             self.stage_s[stage].add(ms / 1000)
 
-    def _note_usage(self, generation: Generation, final: UserReply) -> None:
+    def _record_usage(self, generation: Generation, final: UserReply) -> None:
         usage = final.usage
         self.prompt_tokens.add(usage.prompt_tokens)
         self.output_tokens.add(usage.completion_tokens)
@@ -91,7 +91,7 @@ class RequestMetrics:
         self.computed_tokens.add(usage.prompt_tokens - usage.cached_tokens)
         self.num_cached_tokens += usage.cached_tokens
 
-    def _note_spans(self, generation: Generation, final: UserReply, now_ns: int) -> None:
+    def _record_spans(self, generation: Generation, final: UserReply, now_ns: int) -> None:
         stamps = final.stamps
         first_token_ns = generation.first_token_ns or now_ns
         self.total_s.add((now_ns - stamps.received_ns) / 1e9)

@@ -124,13 +124,13 @@ class CallScanner:
     def _begin_call(self, name: str) -> None:
         self._deltas.begin_call(name)
         self._is_open = True
-        self._note_shown()
+        self._record_shown()
 
     def _add_arguments(self, text: str) -> None:
         self._deltas.add_arguments(text)
-        self._note_shown()
+        self._record_shown()
 
-    def _note_shown(self) -> None:
+    def _record_shown(self) -> None:
         if self._deltas.is_streamed:
             self.has_call = self._is_in_call = True
             self._drop_kept()

@@ -151,14 +151,14 @@ def read_region(name: str, field: Any) -> Region:
     )
 
 
-def _check_keys(given: dict[str, Any], known: set[str], where: str) -> None:
-    unknown = sorted(set(given) - known)
+def _check_keys(provided: dict[str, Any], known: set[str], where: str) -> None:
+    unknown = sorted(set(provided) - known)
     if unknown:
         raise FormatError(f"{where} has unknown keys: {', '.join(map(str, unknown))}")
 
 
-def _read_mark(given: dict[str, Any], key: str, where: str) -> Mark | None:
-    texts, pattern = given.get(key), given.get(f"{key}_pattern")
+def _read_mark(provided: dict[str, Any], key: str, where: str) -> Mark | None:
+    texts, pattern = provided.get(key), provided.get(f"{key}_pattern")
     if texts is None and pattern is None:
         return None
     texts = [texts] if isinstance(texts, str) else texts or []

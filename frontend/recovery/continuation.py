@@ -47,7 +47,7 @@ class Continuations:
         self._known: dict[str, int] = {}
         """The processes that served at the latest check, with their incarnations."""
         self._uid_block = uid_block
-        self._told_gone: DropBefore | None = None
+        self._reported_gone: DropBefore | None = None
         """The latest message to the ring about ended frontends."""
 
     def follow(self) -> None:
@@ -60,7 +60,7 @@ class Continuations:
             return
         known, self._known = self._known, self._processes.serving()
         gone = self._processes.find_gone_frontends(self._uid_block)
-        if known != self._known or gone != self._told_gone:
+        if known != self._known or gone != self._reported_gone:
             self._disown(gone)
         replaced = [name for name in known if known[name] != self._known.get(name)]
         if replaced:
@@ -106,12 +106,12 @@ class Continuations:
         self._has_unanswered_loss = self._has_unanswered_loss or bool(losses.certain)
         self._doubts |= {lost.receiver for lost in losses.doubtful}
 
-    def note_lost(self, lost: FramesLost) -> None:
+    def record_lost(self, lost: FramesLost) -> None:
         """Handles a gap that a receiver noticed: no later token of a current attempt may count, so all are restarted.
 
         This does not wait for a process that is down; when it is back, they are resent once more.
         """
-        if not self._sequences.is_told(lost):
+        if not self._sequences.is_notified(lost):
             self._answer_loss()
 
     def release_suspects(self) -> None:
@@ -141,7 +141,7 @@ class Continuations:
 
         New processes may need the message again.
         """
-        self._told_gone = gone
+        self._reported_gone = gone
         if gone is not None:
             engines = tuple(map(worker_number, self._processes.serving_of(SCHEDULER)))
             self._send(msgspec.structs.replace(gone, engines=engines or (1,)))
@@ -163,7 +163,7 @@ class Continuations:
         for engine in dead:
             sent = self._registry.all_sent()
             had = [entry for entry in sent if entry.engine == engine]
-            self._refuse(self._quarantine.note_death(had, [entry for entry in sent if entry.engine != engine]))
+            self._refuse(self._quarantine.record_death(had, [entry for entry in sent if entry.engine != engine]))
         waiting: list[Generation] = []
         for entry in self._registry.all_sent():
             if engines is not None and entry.engine not in engines:

@@ -39,7 +39,9 @@ class Quarantine:
         running = self._running
         return running is not None and running.is_open and not running.has_progressed
 
-    def note_death(self, open_requests: Sequence[Generation], elsewhere: Sequence[Generation] = ()) -> list[Generation]:
+    def record_death(
+        self, open_requests: Sequence[Generation], elsewhere: Sequence[Generation] = ()
+    ) -> list[Generation]:
         """Records that a scheduler died with `open_requests`, oldest first. Holds suspects, returns those to refuse.
 
         Rows are assigned in order of arrival, so only the first `max_num_seqs` can have had one. `elsewhere` are the

@@ -47,14 +47,14 @@ class SequenceTracker:
                     is_first, missing = edge.find_missing(num_sent, receiver, taken)
                     if missing is not None:
                         (losses.doubtful if is_first else losses.certain).append(FramesLost(name, sender, *missing))
-                edge.note_sent(num_sent, status.beat_ns)
+                edge.record_sent(num_sent, status.beat_ns)
         self._has_seen_table = self._has_seen_table or bool(statuses)
         return losses
 
-    def is_told(self, lost: FramesLost) -> bool:
+    def is_notified(self, lost: FramesLost) -> bool:
         """True if `follow` has already returned these frames: their receiver notices only at the next frame."""
         edge = self._edges.get(lost.sender)
-        return edge is not None and lost.last <= edge.told
+        return edge is not None and lost.last <= edge.reported
 
 
 class _Edge:
@@ -62,7 +62,7 @@ class _Edge:
 
     def __init__(self, floor: int):
         self._floor = floor
-        self.told = 0
+        self.reported = 0
         self._incarnation = 0
         self._num_sent = 0
         self._num_sent_ns = 0
@@ -82,7 +82,7 @@ class _Edge:
             self._stuck_at = -1
         first, last = taken
         if first > self._floor + 1:
-            return self._floor > 0, self._tell(first - 1)
+            return self._floor > 0, self._report(first - 1)
         if max(last, self._floor) >= num_sent:
             self._stuck_at = -1
             return False, None
@@ -93,15 +93,15 @@ class _Edge:
         if receiver.beat_ns - self._stuck_ns < PATIENCE_NS:
             return False, None
         self._floor = max(self._floor, last)
-        return False, self._tell(num_sent)
+        return False, self._report(num_sent)
 
-    def note_sent(self, num_sent: int, beat_ns: int) -> None:
+    def record_sent(self, num_sent: int, beat_ns: int) -> None:
         """Records the count in the sender's beat, and the time when it was first reported."""
         if num_sent != self._num_sent:
             self._num_sent, self._num_sent_ns = num_sent, beat_ns
 
-    def _tell(self, up_to: int) -> tuple[int, int]:
+    def _report(self, up_to: int) -> tuple[int, int]:
         missing = self._floor + 1, up_to
-        self._floor = self.told = up_to
+        self._floor = self.reported = up_to
         self._stuck_at = -1
         return missing

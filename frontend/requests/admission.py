@@ -73,7 +73,7 @@ class Admission:
                     self.retry_after_s(num_open),
                 )
         except UnavailableError as error:
-            self.note_refusal(error)
+            self.record_refusal(error)
             raise
 
     def _check_draining(self) -> None:
@@ -90,13 +90,13 @@ class Admission:
                 "queue_full",
                 self.retry_after_s(num_open),
             )
-            self.note_refusal(error)
+            self.record_refusal(error)
             raise error
 
-    def note_refusal(self, error: UnavailableError) -> None:
+    def record_refusal(self, error: UnavailableError) -> None:
         self.num_refused[error.info.code or "unavailable"] += 1
 
-    def note_end(self) -> None:
+    def record_end(self) -> None:
         """Counts a request that has ended."""
         self._ended_s.append(time.monotonic())
 

@@ -46,14 +46,14 @@ class RecentSteps:
             self._ends.popleft()
         return tuple(self._plans), tuple(self._ends)
 
-    def note_plan(self, report: ScheduleReport) -> None:
+    def record_plan(self, report: ScheduleReport) -> None:
         if self._until_ns and self._is_watched():
             num_prompt_tokens = sum(chunk.end - chunk.start for chunk in report.chunks)
             tokens = num_prompt_tokens, report.facts.num_step_tokens
             plan = StepPlan(report.planned_ns, report.step_id, *tokens, report.engine)
             self._plans.append(plan)
 
-    def note_end(self, step: StepReplies) -> None:
+    def record_end(self, step: StepReplies) -> None:
         if self._until_ns and step.committed_ns and self._is_watched():
             num_tokens = num_int32(step.token_ids) + sum(num_int32(final.token_ids) for final in step.finals)
             self._ends.append(StepEnd(step.committed_ns, step.step_id, num_tokens, step.engine))

@@ -148,14 +148,14 @@ class Timeline:
     def interrupt(self, last_token_ns: int) -> None:
         """Ends the current attempt, which is lost, at its latest known time; the next one begins with `send`."""
         if self.stage not in ("restart", "send"):
-            told_ns = self.wait_report.planned_ns if self.wait_report is not None else 0
-            begin_ns = max(self.stage_begin_ns, last_token_ns, told_ns)
+            reported_ns = self.wait_report.planned_ns if self.wait_report is not None else 0
+            begin_ns = max(self.stage_begin_ns, last_token_ns, reported_ns)
             self.attempt += 1
             self._attempt_start = len(self._marks)
             self.wait_report = None
             self.mark(begin_ns, "restart")
 
-    def note_chunk(self, chunk: ChunkSpan, queued_ns: int) -> None:
+    def record_chunk(self, chunk: ChunkSpan, queued_ns: int) -> None:
         """Records that the scheduler planned a part of the prompt."""
         self.mark_once(queued_ns, "queue")
         if self.stage != "prefill":

@@ -49,7 +49,7 @@ class Timelines:
         self._ended: deque[Timeline] = deque(maxlen=NUM_ENDED)
         self.steps = defaultdict[int, StepLog](StepLog)
         """The step log of each engine."""
-        self.heard_ns = 0
+        self.last_report_ns = 0
         """Time of the scheduler's latest message, received through the detokenizer."""
 
     @property
@@ -82,22 +82,22 @@ class Timelines:
         if self._slow_request_s is not None and total_s >= self._slow_request_s:
             log.warning("slow request: %s", describe(timeline, timeline.end_ns), extra=generation.log_extra)
 
-    def note_step(self, step: StepReplies, now_ns: int) -> None:
+    def record_step(self, step: StepReplies, now_ns: int) -> None:
         """Records a step whose tokens have arrived."""
-        self.heard_ns = now_ns
+        self.last_report_ns = now_ns
         if step.committed_ns:
             self.steps[step.engine].add(step.committed_ns)
 
-    def note_tokenized(self, message: Tokenized) -> None:
+    def record_tokenized(self, message: Tokenized) -> None:
         """Records that the tokenizer passed on prompts."""
         for row, timeline in self._find(message.rows):
             timeline.prompt_tokens = row.num_tokens
             timeline.mark_once(row.begun_ns, "tokenize")
             timeline.mark_once(row.tokenized_ns, "scheduler_inbox")
 
-    def note_schedule(self, report: ScheduleReport) -> None:
+    def record_schedule(self, report: ScheduleReport) -> None:
         """Records the scheduler's plan of a step."""
-        self.heard_ns, planned_ns = time.monotonic_ns(), report.planned_ns
+        self.last_report_ns, planned_ns = time.monotonic_ns(), report.planned_ns
         for _, timeline in self._find(report.preempted):
             timeline.mark(planned_ns, "preempted")
         for paused, timeline in self._find(report.paused):
@@ -109,7 +109,7 @@ class Timelines:
             timeline.wait_report = WaitReport(planned_ns, report.facts, waiting)
         for chunk, timeline in self._find(report.chunks):
             timeline.num_to_compute = chunk.num_tokens
-            timeline.note_chunk(ChunkSpan(planned_ns, chunk.start, chunk.end), chunk.queued_ns)
+            timeline.record_chunk(ChunkSpan(planned_ns, chunk.start, chunk.end), chunk.queued_ns)
         for delayed, timeline in self._find(report.delayed):
             timeline.wait_report = WaitReport(planned_ns, report.facts, delayed)
 

@@ -43,7 +43,7 @@ class RequestTrace:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
-        self.request_id = _given_id(self.headers) or secrets.token_hex(12)
+        self.request_id = _sent_id(self.headers) or secrets.token_hex(12)
         self.id_names = [REQUEST_ID_HEADER]
         """The response headers that contain the request id."""
         self.status = 0
@@ -116,7 +116,7 @@ def trace_of(scope: Mapping[str, Any]) -> RequestTrace:
     return trace
 
 
-def _given_id(headers: list[tuple[bytes, bytes]]) -> str | None:
+def _sent_id(headers: list[tuple[bytes, bytes]]) -> str | None:
     for name, value in headers:
         if name == REQUEST_ID_HEADER:
             text = value.decode("latin-1")

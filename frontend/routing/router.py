@@ -69,7 +69,7 @@ class Router:
         self._prefixes = PrefixIndex()
         self._incarnations: dict[str, int] = {}
         self._engines: Sequence[int] = (1,)
-        self._given: dict[int, tuple[int, int]] = {}
+        self._sent_to: dict[int, tuple[int, int]] = {}
         """The engine and the weight in tokens of each open request, by uid."""
         self._load: dict[int, int] = {}
         self._others_load: dict[int, float] = {}
@@ -122,22 +122,22 @@ class Router:
 
     def release(self, uid: int) -> None:
         """Removes a request that has ended."""
-        given = self._given.pop(uid, None)
-        if given is not None:
-            self._load[given[0]] -= given[1]
+        provided = self._sent_to.pop(uid, None)
+        if provided is not None:
+            self._load[provided[0]] -= provided[1]
 
     def __len__(self) -> int:
-        return len(self._given)
+        return len(self._sent_to)
 
     def _give(self, uid: int, engine: int, num_tokens: int) -> None:
         self.release(uid)
-        self._given[uid] = engine, num_tokens
+        self._sent_to[uid] = engine, num_tokens
         self._load[engine] = self._load.get(engine, 0) + num_tokens
         self._num_turns += 1
         self._last_turns[engine] = self._num_turns
 
     def _count_others(self, engine: int) -> float:
-        num_own = sum(given == engine for given, _ in self._given.values())
+        num_own = sum(provided == engine for provided, _ in self._sent_to.values())
         return OTHERS_TOKENS * max(0.0, self._processes.engine_gauges()[engine].get("requests", 0.0) - num_own)
 
 

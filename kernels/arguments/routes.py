@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-MOST_EXPERTS = 1024
+MAX_EXPERTS = 1024
 """kernels/cpu/source/experts.c repeats it."""
 
 

@@ -251,4 +251,4 @@ STRUCTURES: dict[str, type[Arguments]] = {
 }
 """By operation."""
 
-MOST_WORDS = max(ctypes.sizeof(made) for made in STRUCTURES.values()) // WORD
+MAX_WORDS = max(ctypes.sizeof(made) for made in STRUCTURES.values()) // WORD

@@ -106,7 +106,7 @@ def build(
     compiler: Sequence[str],
     target: Path,
     extra_flags: Sequence[str] = (),
-    tell: Callable[[float], None] = lambda fraction: None,
+    report_progress: Callable[[float], None] = lambda fraction: None,
     timeout_s: float = COMPILE_TIMEOUT_S,
 ) -> None:
     """Builds the library at `target`, which appears in one atomic move. Raises `BuildError`, also after `timeout_s`.
@@ -116,7 +116,7 @@ def build(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
-            objects = _compile(compiler, Path(scratch), extra_flags, tell, timeout_s)
+            objects = _compile(compiler, Path(scratch), extra_flags, report_progress, timeout_s)
             library = Path(scratch) / "kernels.so"
             _run([*compiler, "-shared", *extra_flags, "-o", str(library), *objects, "-lm"])
             library.replace(target)
@@ -164,7 +164,7 @@ def _compile(
     compiler: Sequence[str],
     scratch: Path,
     extra_flags: Sequence[str],
-    tell: Callable[[float], None],
+    report_progress: Callable[[float], None],
     timeout_s: float,
 ) -> list[str]:
     """Compiles in parallel for the instruction sets that the compiler supports; returns the object files."""
@@ -189,7 +189,7 @@ def _compile(
             _, messages = compiling.communicate(timeout=max(0.0, end_s - time.monotonic()))
             if compiling.returncode != 0:
                 raise BuildError(f"{command[0]} failed: {_first_lines(messages)}")
-            tell(num_done / len(commands))
+            report_progress(num_done / len(commands))
     except subprocess.TimeoutExpired:
         raise BuildError(f"{compiler[0]} took more than {timeout_s:g} s") from None
     finally:

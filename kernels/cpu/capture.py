@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.cpu.arguments import MOST_WORDS, Arguments
+from kernels.cpu.arguments import MAX_WORDS, Arguments
 from kernels.cpu.library import INTEGER, Kernel, Run, find_replays, observed_kernels
 
 NEW_MEMORY = {"empty", "empty_like", "new_empty", "empty_strided"}
@@ -38,7 +38,7 @@ _notes: list[Note] = []
 class CapturedCall(ctypes.Structure):
     """As in source/captured_call.h."""
 
-    _fields_ = [("run", ctypes.c_void_p), ("arguments", ctypes.c_uint64 * MOST_WORDS)]
+    _fields_ = [("run", ctypes.c_void_p), ("arguments", ctypes.c_uint64 * MAX_WORDS)]
 
 
 class CapturedCalls:
@@ -70,14 +70,14 @@ class CapturedCalls:
         began_ns = time.monotonic_ns()
         failed = self._replays.run(self.array, len(self.array), ended_ns)
         if ended_ns is not None:
-            self._note(began_ns, ended_ns)
+            self._record(began_ns, ended_ns)
         self._check(failed)
 
     def _check(self, failed: int) -> None:
         if failed >= 0:
             raise MemoryError(f"{self._names[failed]}: no memory for partial results")
 
-    def _note(self, began_ns: int, ended_ns: Iterable[int]) -> None:
+    def _record(self, began_ns: int, ended_ns: Iterable[int]) -> None:
         for name, end_ns in zip(self._names, ended_ns, strict=True):
             if end_ns:  # no call is made after one that fails
                 _notes[-1](name, began_ns, end_ns)
@@ -129,23 +129,23 @@ def capture_calls(compute: Callable[[], Result]) -> tuple[Result, CapturedCalls 
 
 
 @contextmanager
-def timed_kernels(note: Note) -> Iterator[None]:
+def timed_kernels(record: Note) -> Iterator[None]:
     """Reports each call of a C kernel inside the block, whether a launcher makes it or a replay."""
 
     def observe(kernel: Kernel) -> Run:
         def run(arguments: Arguments) -> None:
             began_ns = time.monotonic_ns()
             kernel.run(arguments)
-            note(kernel.name, began_ns, time.monotonic_ns())
+            record(kernel.name, began_ns, time.monotonic_ns())
 
         return run
 
-    _notes.append(note)
+    _notes.append(record)
     try:
         with observed_kernels(observe):
             yield
     finally:
-        _notes.remove(note)
+        _notes.remove(record)
 
 
 def as_array(calls: Sequence[Call]) -> ctypes.Array[CapturedCall]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from kernels.arguments.block_forms import FORMS as STORED_FORMS
 from kernels.arguments.block_forms import TABLES, BlockForm, NumberFormat, SixBits
 from kernels.arguments.packed_forms import FORMS, PackedForm
-from kernels.cpu.arguments import DECLARATIONS, MOST_WORDS, STATE_ROWS, STRUCTURES
+from kernels.cpu.arguments import DECLARATIONS, MAX_WORDS, STATE_ROWS, STRUCTURES
 
 SIGN_BIT = 128
 
@@ -62,7 +62,7 @@ def _arguments() -> str:
     """Returns what is included once, and then for each number format: the structures and the functions."""
     lines = [
         "#ifndef SLUICE_ARGUMENTS_H\n#define SLUICE_ARGUMENTS_H",
-        f"enum {{ MOST_WORDS = {MOST_WORDS} }};",
+        f"enum {{ MAX_WORDS = {MAX_WORDS} }};",
         f"typedef struct {{\n{STATE_ROWS}\n}} state_rows;\n#endif\n#ifdef FORMAT",
     ]
     for operations, declaration in DECLARATIONS.items():

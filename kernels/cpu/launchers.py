@@ -17,7 +17,7 @@ from kernels.arguments.packed_blocks import PackedBlocks
 from kernels.arguments.packed_forms import BLOCK, FORMS
 from kernels.arguments.packed_fp8 import PackedFp8
 from kernels.arguments.paged_kv import InPlace, PagedKV
-from kernels.arguments.routes import MOST_EXPERTS, Routes, Routing
+from kernels.arguments.routes import MAX_EXPERTS, Routes, Routing
 from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.cpu.addresses import address_of, addresses_of
 from kernels.cpu.attention_launchers import ATTENTION_LAUNCHERS, has_kernel
@@ -245,7 +245,7 @@ def route_tokens(
     kernel: Kernel, logits_TX: Tensor, routing: Routing, bias_X: Tensor | None, scales_X: Tensor | None, routes: Routes
 ) -> None:
     num_tokens, num_experts = logits_TX.shape
-    assert num_experts <= MOST_EXPERTS
+    assert num_experts <= MAX_EXPERTS
     arguments = kernel.arguments(
         logits=address_of(logits_TX),
         bias=address_of(bias_X),

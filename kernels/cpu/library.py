@@ -85,29 +85,29 @@ def load_kernels(report: Report) -> str | None:
 
     Returns `None` if SLUICE_CPU_ISA is "none", or, with a warning, if there are no kernels.
     """
-    wanted = os.environ.get(ISA_VARIABLE, "")
-    if wanted == "none":
+    requested = os.environ.get(ISA_VARIABLE, "")
+    if requested == "none":
         unload_kernels()
         return None
     try:
         if (PREBUILT / prebuilt_name()).exists():
-            return use_library(PREBUILT / prebuilt_name(), wanted)
+            return use_library(PREBUILT / prebuilt_name(), requested)
     except OSError as error:
         log.warning("%s cannot be used: %s", PREBUILT / prebuilt_name(), error)
     try:
         compiler = find_compiler()
         path = library_path(compiler)
         if is_trusted(path):
-            return use_library(path, wanted)
+            return use_library(path, requested)
         report(BUILDING, None)
         if can_keep():
             log.info("building the C kernels with %s: once, and kept as %s", compiler[0], path)
-            build_once(path, lambda: build(compiler, path, tell=lambda fraction: report(BUILDING, fraction)))
-            return use_library(path, wanted)
+            build_once(path, lambda: build(compiler, path, report_progress=lambda fraction: report(BUILDING, fraction)))
+            return use_library(path, requested)
         log.warning("building the C kernels with %s: %s cannot be written, so at each start", compiler[0], path.parent)
         with tempfile.TemporaryDirectory(prefix="sluice-kernels-") as scratch:
-            build(compiler, Path(scratch) / path.name, tell=lambda fraction: report(BUILDING, fraction))
-            return use_library(Path(scratch) / path.name, wanted)
+            build(compiler, Path(scratch) / path.name, report_progress=lambda fraction: report(BUILDING, fraction))
+            return use_library(Path(scratch) / path.name, requested)
     except (BuildError, OSError) as error:
         unload_kernels()
         log.warning(
@@ -118,7 +118,7 @@ def load_kernels(report: Report) -> str | None:
         return None
 
 
-def use_library(path: Path, wanted: str = "") -> str:
+def use_library(path: Path, requested: str = "") -> str:
     """Loads the kernels of this library for the instruction set `wanted`, or else the best that runs here.
 
     Returns the instruction set.
@@ -129,9 +129,9 @@ def use_library(path: Path, wanted: str = "") -> str:
         for isa in built_isas()
         if hasattr(library, f"greedy_float32_{isa}") and library.sluice_supports(ISA_NUMBERS[isa])
     ]
-    if wanted and wanted not in runnable:
-        log.warning("%s=%s: this processor runs %s; %s is taken", ISA_VARIABLE, wanted, runnable, runnable[0])
-    isa = wanted if wanted in runnable else runnable[0]
+    if requested and requested not in runnable:
+        log.warning("%s=%s: this processor runs %s; %s is taken", ISA_VARIABLE, requested, runnable, runnable[0])
+    isa = requested if requested in runnable else runnable[0]
     region = find_parallel_region()
     library.sluice_set_parallel_region.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.sluice_set_parallel_region(*(region or (None, None)))

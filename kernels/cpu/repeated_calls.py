@@ -69,7 +69,7 @@ class Repeats:
 
     def compute(self, compute: Compute, parts: Sequence[int]) -> None:
         """Computes all parts. Raises what `compute` raises, and `MemoryError`."""
-        with _noted_calls() as first:
+        with _recorded_calls() as first:
             compute(parts[0])
         key = parts[0], parts[-1], _names(first)
         if key not in self.known:
@@ -82,7 +82,7 @@ class Repeats:
             elif program is None or step not in program.names:
                 compute(step)
             else:
-                with _noted_calls() as calls:
+                with _recorded_calls() as calls:
                     compute(step)
                 if _names(calls) != program.names[step]:  # these parts cannot be derived from what was learned
                     for part in parts[parts.index(step) + 1 :]:
@@ -131,7 +131,7 @@ def _names(calls: Calls) -> Names:
 
 
 @contextmanager
-def _noted_calls() -> Iterator[list[Call]]:
+def _recorded_calls() -> Iterator[list[Call]]:
     calls: list[Call] = []
 
     def observe(kernel: Kernel) -> Run:

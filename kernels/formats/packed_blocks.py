@@ -16,7 +16,7 @@ from kernels.arguments.packed_forms import FORMS
 from kernels.cpu.huge_pages import empty_huge
 from kernels.formats.weight_format import AllReduce, Linear, Rows, WeightFormat, sum_of_ranks
 from kernels.operations.block_linear import (
-    MOST_SEGMENTS,
+    MAX_SEGMENTS,
     block_linear,
     has_finite_scales,
     look_up_rows,
@@ -122,7 +122,7 @@ def _pairs(words: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 def can_pack(segments: Sequence[Segment]) -> bool:
     """True if the C kernel computes in the forms of these segments."""
-    return 0 < len(segments) <= MOST_SEGMENTS and all(form in FORMS for form, _ in segments)
+    return 0 < len(segments) <= MAX_SEGMENTS and all(form in FORMS for form, _ in segments)
 
 
 PACKED_BLOCKS = PackedBlocksFormat()

@@ -25,7 +25,7 @@ STEPS = 24.0
 """kernels/cpu/source/quantized_codes.h repeats it."""
 
 LEAST_MAGNITUDE = 1e-30
-MOST_SEGMENTS = 8
+MAX_SEGMENTS = 8
 """kernels/cpu/source/block_layout.h repeats it."""
 
 
@@ -45,7 +45,7 @@ def block_linear(
     """
     assert mean_T is None or (mean_T.shape, mean_T.dtype) == (x_TI.shape[:1], torch.float32)
     assert x_TI.shape[1] == weight.num_inputs
-    assert 0 < len(weight.segments) <= MOST_SEGMENTS
+    assert 0 < len(weight.segments) <= MAX_SEGMENTS
     assert bias_O is None or bias_O.dtype == x_TI.dtype
     arguments = x_TI.contiguous(), weight, bias_O, activation, out_TO, mean_T
     return call("block_linear", x_TI, block_linear_reference, *arguments)

@@ -88,8 +88,8 @@ def _find_level(num_equal: np.ndarray, covered_K: np.ndarray, least: int) -> lis
     The members of a run are neighbours that all share `least` pages more than are covered. Neighbours that the previous
     level put into different runs share no more than was covered.
     """
-    goes_on = num_equal - covered_K[1:] >= least
-    edges = np.diff(goes_on, prepend=False, append=False).nonzero()[0].reshape(-1, 2)
+    continues = num_equal - covered_K[1:] >= least
+    edges = np.diff(continues, prepend=False, append=False).nonzero()[0].reshape(-1, 2)
     first_members, num_members = edges[:, 0], edges[:, 1] - edges[:, 0] + 1
     if not len(edges):
         return [np.empty(0, np.int64)] * 4

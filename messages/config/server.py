@@ -300,7 +300,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return self.run.data_parallel + self.num_remote_engines
 
     @property
-    def most_engines(self) -> int:
+    def max_local_engines(self) -> int:
         """Most engines that share this machine, unless an operator starts more."""
         return max(self.run.data_parallel, self.max_engines)
 

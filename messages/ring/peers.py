@@ -85,11 +85,11 @@ class FoundRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FoundRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """`requests` are some of `num_found` matches. The last message of a scheduler came at `heard_ns` (0: none yet)."""
+    """`requests` are some of `num_found` matches. A scheduler's last message came at `last_report_ns` (0: none yet)."""
 
     requests: tuple[FoundRequest, ...]
     num_found: int
-    heard_ns: int = 0
+    last_report_ns: int = 0
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):

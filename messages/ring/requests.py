@@ -187,7 +187,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """`None` if the prompt is not pooled."""
 
     @property
-    def must_tell_tokens(self) -> bool:
+    def needs_token_delivery(self) -> bool:
         """True if each token is needed at once, by a streaming client or by the search for stop strings."""
         return self.is_streamed or bool(self.stop)
 

@@ -57,7 +57,7 @@ class GoneRequests:
         """The clients of smaller uids are gone, except in living blocks."""
         self._living: frozenset[int] = frozenset()
 
-    def note(self, drop: DropBefore) -> None:
+    def record(self, drop: DropBefore) -> None:
         """Adds the requests of `drop`. Messages may come in any order: a frontend that is gone never returns."""
         other = GoneRequests()
         other._end_uid, other._living = drop.uid, frozenset(drop.living_blocks)

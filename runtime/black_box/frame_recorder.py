@@ -55,13 +55,13 @@ class FrameRecorder:
 
     def sent_to(self, receiver: str) -> OnFrame | None:
         """Returns the function to call with each frame sent to `receiver`, `None` if frames are not recorded."""
-        return self._note(IS_SENT, receiver)
+        return self._record(IS_SENT, receiver)
 
     def received_as(self, receiver: str) -> OnFrame | None:
         """Returns the function to call with each frame received as `receiver`, `None` if frames are not recorded."""
-        return self._note(0, receiver)
+        return self._record(0, receiver)
 
-    def _note(self, flags: int, receiver: str) -> OnFrame | None:
+    def _record(self, flags: int, receiver: str) -> OnFrame | None:
         keep = [partial(keeper.add, flags, receiver.encode()) for keeper in self._keepers]
         if len(keep) < 2:
             return keep[0] if keep else None

@@ -52,7 +52,7 @@ class HfTensor:
 IN_BLOCKS = "is_in_blocks"
 """The field of a written config.json that holds `is_in_blocks`."""
 
-MOST_PLAIN = 1 / 8
+MAX_PLAIN = 1 / 8
 """The maximum size of plain numbers, in 16 bits each, as a part of that of the blocks."""
 
 
@@ -87,7 +87,7 @@ def is_in_blocks(file: GgufFile) -> bool:
     """True if the C kernels compute in the blocks of nearly all weights; the rest become plain numbers."""
     sizes = [(tensor.type.is_in_blocks, tensor) for tensor in file.tensors.values()]
     plain_bytes = sum(2 * prod(tensor.shape) for is_computed, tensor in sizes if not is_computed)
-    return MOST_PLAIN * sum(tensor.num_bytes for is_computed, tensor in sizes if is_computed) > plain_bytes
+    return MAX_PLAIN * sum(tensor.num_bytes for is_computed, tensor in sizes if is_computed) > plain_bytes
 
 
 def list_tensors(file: GgufFile) -> dict[str, HfTensor]:

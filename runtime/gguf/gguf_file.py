@@ -64,14 +64,14 @@ def find_gguf(directory: Path, name: str = "") -> Path:
     return directory / choose_name(str(directory), names, name)
 
 
-def choose_name(place: str, names: list[str], wanted: str = "") -> str:
+def choose_name(place: str, names: list[str], requested: str = "") -> str:
     """Returns the model's name among file names of a directory or repository, `place`, as `find_gguf` does."""
     names = [name for name in names if name.endswith(SUFFIX)]
     models = sorted(name for name in names if is_model(name))
-    if wanted:
-        if wanted in names:
-            return wanted
-        raise BootError(f"{place} has no file {wanted}; it has {_listed(models)}")
+    if requested:
+        if requested in names:
+            return requested
+        raise BootError(f"{place} has no file {requested}; it has {_listed(models)}")
     if len(models) == 1:
         return models[0]
     if not models:

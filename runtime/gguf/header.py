@@ -20,18 +20,18 @@ from runtime.model_files import find_other_content
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-MOST_HEADER_BYTES = 64 << 20
-MOST_ENTRIES = 1 << 21
+MAX_HEADER_BYTES = 64 << 20
+MAX_ENTRIES = 1 << 21
 """The maximum size of an array that is read. The largest vocabularies have 300,000 tokens and 600,000 merges."""
 
-MOST_KEYS = 1 << 16
-MOST_TENSORS = 1 << 17
-MOST_KEY_BYTES = 1 << 10
+MAX_KEYS = 1 << 16
+MAX_TENSORS = 1 << 17
+MAX_KEY_BYTES = 1 << 10
 
-MOST_NAME_BYTES = 64
+MAX_NAME_BYTES = 64
 """Tensor names are shorter: ggml's GGML_MAX_NAME."""
 
-MOST_DIMENSIONS = 4
+MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
 
 STRING, ARRAY = 8, 9
@@ -72,7 +72,7 @@ class HeaderReader:
         position = self.position
         if position + num_bytes > len(self.data):
             if num_bytes < self.num_file_bytes - position:
-                raise self.fault(f"the header is longer than {MOST_HEADER_BYTES} bytes")
+                raise self.fault(f"the header is longer than {MAX_HEADER_BYTES} bytes")
             raise self.fault(f"{num_bytes} bytes are due here, but the file ends at byte {self.num_file_bytes}")
         self.position = position + num_bytes
         return position
@@ -83,10 +83,10 @@ class HeaderReader:
     def u64(self) -> int:
         return READ_U64(self.data, self.advance(8))[0]
 
-    def text(self, most_bytes: int = MOST_HEADER_BYTES, errors: str = "strict") -> str:
+    def text(self, max_bytes: int = MAX_HEADER_BYTES, errors: str = "strict") -> str:
         num_bytes = self.u64()
-        if num_bytes > most_bytes:
-            raise self.fault(f"a text of {num_bytes} bytes; the limit is {most_bytes}")
+        if num_bytes > max_bytes:
+            raise self.fault(f"a text of {num_bytes} bytes; the limit is {max_bytes}")
         begin = self.advance(num_bytes)
         return self._decoded([self.data[begin : begin + num_bytes]], errors)[0]
 
@@ -97,8 +97,8 @@ class HeaderReader:
             return self.text()
         if kind == ARRAY:
             kind, count = self.u32(), self.u64()
-            if count > MOST_ENTRIES:
-                raise self.fault(f"an array of {count} entries; the limit is {MOST_ENTRIES}")
+            if count > MAX_ENTRIES:
+                raise self.fault(f"an array of {count} entries; the limit is {MAX_ENTRIES}")
             return self._decoded(self._texts(count)) if kind == STRING else self._numbers(kind, count)
         return self._numbers(kind, 1)[0]
 
@@ -216,7 +216,7 @@ def _open(path: Path) -> HeaderReader:
                 what = find_other_content(path) or f"is not a GGUF file: it begins with {beginning!r}, not {MAGIC!r}"
                 raise BootError(f"{path}: {what}")
             num_bytes = file.seek(0, os.SEEK_END)
-            data = mmap.mmap(file.fileno(), min(num_bytes, MOST_HEADER_BYTES), access=mmap.ACCESS_READ)
+            data = mmap.mmap(file.fileno(), min(num_bytes, MAX_HEADER_BYTES), access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         link = f" (a link to {path.readlink()})" if path.is_symlink() else ""
         raise BootError(f"{path}{link}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
@@ -232,7 +232,7 @@ def _read_counts(reader: HeaderReader) -> tuple[int, int]:
     if version not in VERSIONS:
         raise reader.fault(f"version {version} of the format; supported are {' and '.join(map(str, VERSIONS))}")
     counts = reader.u64(), reader.u64()
-    for count, limit, what in zip(counts, (MOST_TENSORS, MOST_KEYS), ("tensors", "metadata keys"), strict=True):
+    for count, limit, what in zip(counts, (MAX_TENSORS, MAX_KEYS), ("tensors", "metadata keys"), strict=True):
         if count > limit:
             raise reader.fault(f"{count} {what}; the limit is {limit}")
     return counts
@@ -242,7 +242,7 @@ def _find_values(reader: HeaderReader, num_keys: int) -> Metadata:
     positions: dict[str, int] = {}
     for index in range(num_keys):
         reader.subject = f"metadata key {index + 1} of {num_keys}"
-        key = reader.text(MOST_KEY_BYTES, errors="surrogateescape")
+        key = reader.text(MAX_KEY_BYTES, errors="surrogateescape")
         reader.subject = f"metadata {quoted(key)}"
         if key in positions:
             raise reader.fault("the key is there twice")
@@ -266,7 +266,7 @@ def _read_table(reader: HeaderReader, num_tensors: int) -> Described:
     described: Described = {}
     for index in range(num_tensors):
         reader.subject = f"tensor {index + 1} of {num_tensors}"
-        name = reader.text(MOST_NAME_BYTES)
+        name = reader.text(MAX_NAME_BYTES)
         reader.subject = f"tensor {name!r}"
         if name in described:
             raise reader.fault("the tensor is there twice")
@@ -296,8 +296,8 @@ def _place_tensors(reader: HeaderReader, described: Described, alignment: int) -
 def _read_shape(reader: HeaderReader) -> tuple[int, ...]:
     """Reads the dimensions, which the file has in the reverse of torch's order."""
     num_dimensions = reader.u32()
-    if not 1 <= num_dimensions <= MOST_DIMENSIONS:
-        raise reader.fault(f"it has {num_dimensions} dimensions, not 1 to {MOST_DIMENSIONS}")
+    if not 1 <= num_dimensions <= MAX_DIMENSIONS:
+        raise reader.fault(f"it has {num_dimensions} dimensions, not 1 to {MAX_DIMENSIONS}")
     shape = tuple(reader.u64() for _ in range(num_dimensions))[::-1]
     if prod(shape) not in range(1, 1 << 63):
         raise reader.fault(f"a shape of {list(shape)} is not possible")

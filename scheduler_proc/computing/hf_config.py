@@ -142,8 +142,8 @@ class HfConfig:
         """Returns the error for a well-formed value that this server does not support."""
         return BootError(f"{self._where}: {name} is {_shown(value)}: {reason}")
 
-    def error(self, name: str, value: object, wanted: str) -> BootError:
-        return BootError(f"{self._where}: {name} must be {wanted}, not {_shown(value)}")
+    def error(self, name: str, value: object, requested: str) -> BootError:
+        return BootError(f"{self._where}: {name} must be {requested}, not {_shown(value)}")
 
     def _get(self, name: str, default: object) -> Any:
         value = self._fields.get(name)

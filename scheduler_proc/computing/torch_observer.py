@@ -27,9 +27,9 @@ class TorchObserver(Observer):
 
     def start(self) -> None:
         self._profile.start()
-        self._timing.enter_context(timed_kernels(self._note))
+        self._timing.enter_context(timed_kernels(self._record))
 
-    def _note(self, name: str, began_ns: int, ended_ns: int) -> None:
+    def _record(self, name: str, began_ns: int, ended_ns: int) -> None:
         if len(self._kernels) < MAX_NOTES:
             self._kernels.append((name, began_ns, ended_ns))
 

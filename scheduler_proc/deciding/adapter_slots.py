@@ -56,7 +56,7 @@ class AdapterSlots(Resource):
         """By uid: the rows with an adapter."""
         self._slots: dict[str, int] = {}
         """The slot of each adapter that has one, the least recently used first."""
-        self._wanted: set[str] = set()
+        self._requested: set[str] = set()
         """The adapters that requests at the front of the queue wait for."""
 
     @property
@@ -79,7 +79,7 @@ class AdapterSlots(Resource):
         if adapter is None or adapter.digest in self._slots or adapter.digest in self._in_memory:
             return False
         has_room = len(self._in_memory) + len(self._reading) < HOST_ADAPTERS_PER_SLOT * self.num_slots
-        self._read(pending, adapter, is_wanted=has_room)
+        self._read(pending, adapter, is_requested=has_room)
         return True
 
     def collect(self, waiting: Iterable[PendingReq], cache: BlockAllocator) -> Sequence[tuple[PendingReq, Ending]]:
@@ -108,8 +108,8 @@ class AdapterSlots(Resource):
         in_use = _digests(self._rows.values())
         needed = _digests(req for req in self._rows.values() if not req.pending.gives_way)
         latest_ns: float = float("inf")
-        self._wanted = in_use - self._slots.keys()
-        most_wanted = len(self._wanted) + self.num_slots
+        self._requested = in_use - self._slots.keys()
+        max_requested = len(self._requested) + self.num_slots
         for pending in waiting:
             adapter = pending.sampling_params.adapter
             if adapter is None:
@@ -118,11 +118,11 @@ class AdapterSlots(Resource):
                 if pending.priority_key[0] <= latest_ns:
                     yield pending
             else:
-                is_wanted = len(self._wanted) < most_wanted
-                if is_wanted:
-                    self._wanted.add(adapter.digest)
+                is_requested = len(self._requested) < max_requested
+                if is_requested:
+                    self._requested.add(adapter.digest)
                 if adapter.digest not in self._in_memory and adapter.digest not in self._slots:
-                    self._read(pending, adapter, is_wanted=is_wanted)
+                    self._read(pending, adapter, is_requested=is_requested)
                 elif len(in_use if pending.gives_way else needed) < self.num_slots:
                     yield pending
                 else:
@@ -182,16 +182,16 @@ class AdapterSlots(Resource):
         assert in_use <= self._slots.keys() | self._in_memory.keys(), "the adapter of a row is nowhere"
         assert len(self._in_memory) <= HOST_ADAPTERS_PER_SLOT * self.num_slots, "too many adapters are in memory"
 
-    def _read(self, pending: PendingReq, adapter: Adapter, *, is_wanted: bool) -> None:
+    def _read(self, pending: PendingReq, adapter: Adapter, *, is_requested: bool) -> None:
         """Starts to read an adapter if a row needs it soon, or the request ends when it has been read."""
-        if adapter.digest not in self._reading and (is_wanted or pending.find_ending() is not None):
+        if adapter.digest not in self._reading and (is_requested or pending.find_ending() is not None):
             self._reading.add(adapter.digest)
             self._source.start(adapter)
 
     def _evict(self) -> None:
         """Drops the least recently used adapters from memory, except those that are wanted."""
         num_left_over = len(self._in_memory) - HOST_ADAPTERS_PER_SLOT * self.num_slots
-        evictable = [digest for digest in self._in_memory if digest not in self._wanted]
+        evictable = [digest for digest in self._in_memory if digest not in self._requested]
         for digest in evictable[: max(0, num_left_over)]:
             del self._in_memory[digest]
 

@@ -44,11 +44,11 @@ class StepInFlight:
         next one. Raises `MustCommitError` unless more rows continue than sit out: otherwise two groups would take turns
         for good, with a token every second step.
         """
-        sampling = [*self.decode_reqs, *(chunk.req for chunk in self.chunks if chunk.wanted.num_tokens)]
+        sampling = [*self.decode_reqs, *(chunk.req for chunk in self.chunks if chunk.requested.num_tokens)]
         sources = {req.uid: index for index, req in enumerate(sampling)}
         rows = self._stages.decode.advanced(sources)
         for chunk in self.chunks:
-            if chunk.wanted.num_tokens and self.runs(chunk.req):
+            if chunk.requested.num_tokens and self.runs(chunk.req):
                 rows.append(chunk.req, sources[chunk.req.uid])
         for req in rows.full_reqs():
             rows.remove(req)

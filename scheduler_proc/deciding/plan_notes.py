@@ -37,7 +37,7 @@ class AdmissionRate:
         """When the queue last became non-empty, 0 while it is empty."""
         self._latest_ns: deque[int] = deque(maxlen=NUM_MEASURED)
 
-    def note_plan(self, num_waiting: int, now_ns: int) -> None:
+    def record_plan(self, num_waiting: int, now_ns: int) -> None:
         """Call it after each plan, with the number of requests left in the queue."""
         if not num_waiting:
             self._begin_ns = 0
@@ -45,7 +45,7 @@ class AdmissionRate:
         elif not self._begin_ns:
             self._begin_ns = now_ns
 
-    def note(self, now_ns: int) -> None:
+    def record(self, now_ns: int) -> None:
         """Counts an admitted request."""
         if self._begin_ns:
             self._latest_ns.append(now_ns)

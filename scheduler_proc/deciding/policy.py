@@ -137,7 +137,7 @@ class Policy:
         """Returns the first request of the queue that may get a row, if there is room for it."""
         waiting: Iterable[PendingReq] = self._stages.waiting.line
         if plan is not None and self._is_full:
-            rows, most = self._stages.rows_by_group, self._stages.most_rows
+            rows, most = self._stages.rows_by_group, self._stages.max_rows
             waiting = (
                 (each for each in waiting if rows[each.group] + 1 < most and not each.gives_way) if most > 1 else ()
             )
@@ -211,13 +211,13 @@ class Policy:
             num_tokens_left = min(num_tokens_left, plan.num_yielding_left)
         start = plan.ends_in_flight.get(req.uid)
         if num_tokens_left <= 0 or not plan.fits(req.pending) or (start is not None and chunking == "in turn"):
-            self._note_delay(req, 0)
+            self._record_delay(req, 0)
             return
         if start is None:
             self._cache.find_prefix(req)
             by_uid = self._find_delay(req, plan)
             if by_uid is not None:
-                self._note_delay(req, by_uid)
+                self._record_delay(req, by_uid)
                 return
             start = req.num_computed_tokens
         end = len(req.token_ids) if chunking == "none" else min(start + num_tokens_left, len(req.token_ids))
@@ -226,7 +226,7 @@ class Policy:
             plan.num_tokens_left -= end - start
             plan.num_yielding_left -= (end - start) * req.pending.gives_way
             plan.pages_in_work[self._cache.next_page_key(req)] = req.uid
-            self._note_first_chunk(req)
+            self._record_first_chunk(req)
 
     def _find_delay(self, req: Req, plan: StepPlan) -> int | None:
         """Returns the request for which a prompt must wait before its next chunk, which may be itself.
@@ -251,7 +251,7 @@ class Policy:
             self._admit_fitting(plan)
         elif self.is_closed and stages.waiting:
             notes.waits_for = "drain"
-        self.admission_rate.note_plan(len(stages.waiting), notes.planned_ns)
+        self.admission_rate.record_plan(len(stages.waiting), notes.planned_ns)
 
     def _admit_fitting(self, plan: StepPlan) -> None:
         """Admits requests while their whole prompt fits in the pages that the running rows do not need.
@@ -285,7 +285,7 @@ class Policy:
                 continue
             stages.admit(req)
             self.num_admitted += 1
-            self.admission_rate.note(notes.planned_ns)
+            self.admission_rate.record(notes.planned_ns)
             self._add_chunk(req, plan)
             num_promised += cache.num_missing(req, _num_next_tokens(req))
         if stages.waiting and notes.waits_for is None:
@@ -338,10 +338,10 @@ class Policy:
         """Returns the number of pages that the running prefills still need."""
         return sum(self._cache.num_missing(req, _num_next_tokens(req)) for req in self._stages.prefilling)
 
-    def _note_delay(self, req: Req, by_uid: int) -> None:
+    def _record_delay(self, req: Req, by_uid: int) -> None:
         self.notes.delayed.append(DelayedRow(req.uid, req.pending.attempt, by_uid))
 
-    def _note_first_chunk(self, req: Req) -> None:
+    def _record_first_chunk(self, req: Req) -> None:
         pending = req.pending
         if pending.cached_tokens is None:
             pending.first_scheduled_ns = self.notes.planned_ns

@@ -102,9 +102,9 @@ class Results:
             replies += pending.pop_task_replies()
         if chunk is not None and req.state is State.PREFILL:
             # A last token that got no next token is computed again, to sample one.
-            req.num_computed_tokens = chunk.end - (chunk.wanted.num_tokens > len(token_ids))
+            req.num_computed_tokens = chunk.end - (chunk.requested.num_tokens > len(token_ids))
             self._cache.share(req)
-            if not chunk.wanted.num_tokens:
+            if not chunk.requested.num_tokens:
                 return pending.find_ending()  # a request without output ends with its prompt
             if token_ids:
                 delivery.add_prefilled(pending)

@@ -71,15 +71,15 @@ def _read_decode_rows(reader: "_Reader", step: StepInFlight, running: list[Req])
     rows = _find_rows(list(compress(reqs, is_kept)) if is_kept else reqs, running)
     if rows is None or NO_TOKEN in reader.next_tokens[: len(reqs)]:
         return None
-    is_wanted = [req.pending.num_logprobs >= 0 for req in reqs] if reader.has_logprobs else []
-    if is_wanted:
-        token_ids, logprobs = reader.read_tokens(OutputCounts(len(reqs), sum(is_wanted)))
+    is_requested = [req.pending.num_logprobs >= 0 for req in reqs] if reader.has_logprobs else []
+    if is_requested:
+        token_ids, logprobs = reader.read_tokens(OutputCounts(len(reqs), sum(is_requested)))
     else:
         token_ids, logprobs = reader.read_first_tokens(len(reqs)), None
     if all(is_kept):
         return DecodeResults(rows, token_ids, logprobs)
     kept = array(INT32, compress(token_ids, is_kept))
-    return DecodeResults(rows, kept, _compress(logprobs, list(compress(is_kept, is_wanted))))
+    return DecodeResults(rows, kept, _compress(logprobs, list(compress(is_kept, is_requested))))
 
 
 def _find_rows(reqs: list[Req], running: list[Req]) -> Sequence[int] | None:
@@ -142,13 +142,13 @@ class _Reader:
         """
         if error is not None:
             return RowResult(req, chunk, array(INT32), None, None, error)
-        wanted = req.outputs_in_decode() if chunk is None else chunk.wanted
-        if wanted.num_tokens and self._counts is not None:
-            wanted = wanted.limited(next(self._counts))
-        token_ids, logprobs = self.read_tokens(wanted)
+        requested = req.outputs_in_decode() if chunk is None else chunk.requested
+        if requested.num_tokens and self._counts is not None:
+            requested = requested.limited(next(self._counts))
+        token_ids, logprobs = self.read_tokens(requested)
         if chunk is not None and chunk.draft_ids:
             token_ids = token_ids[: num_accepted(chunk.draft_ids, token_ids)]
-        return RowResult(req, chunk, token_ids, logprobs, self._read_task(req, wanted.num_task), None)
+        return RowResult(req, chunk, token_ids, logprobs, self._read_task(req, requested.num_task), None)
 
     def check_end(self) -> None:
         assert self._num_tokens == len(self.next_tokens), "a step must give one token to each row that samples"

@@ -84,7 +84,7 @@ class Scheduler:
         self._replies: list[ToDetokenizer] = []
         self._num_steps = 0
         self._num_steps_ahead = 0
-        self._must_tell_drained = False
+        self._must_report_drained = False
         self._gone = GoneRequests()
 
     @property
@@ -193,7 +193,7 @@ class Scheduler:
     def close_queue(self) -> None:
         """Admits no more requests from the queue. Running rows continue; then the process will be replaced."""
         self._policy.close()
-        self._must_tell_drained = True
+        self._must_report_drained = True
 
     @property
     def num_waiting(self) -> int:
@@ -201,8 +201,8 @@ class Scheduler:
 
     def pop_drained(self) -> bool:
         """Returns True once, when the last row has ended after `close_queue`."""
-        is_drained = self._must_tell_drained and not self._stages.running
-        self._must_tell_drained = self._must_tell_drained and not is_drained
+        is_drained = self._must_report_drained and not self._stages.running
+        self._must_report_drained = self._must_report_drained and not is_drained
         return is_drained
 
     def commit(self, output: ForwardOutput, failures: Mapping[int, ErrorInfo] = NO_FAILURES) -> None:
@@ -216,9 +216,9 @@ class Scheduler:
         if self._in_flight:  # its pages were allocated before this step's were full
             self._stages.decode.enter_pages()
             for req, _ in self._stages.decode.reqs_without_slot():
-                self.cache.note_filled(req)
+                self.cache.record_filled(req)
 
-    def note_time(self, batch: Batch, seconds: float, cost_s: float) -> None:
+    def record_time(self, batch: Batch, seconds: float, cost_s: float) -> None:
         """Records the time of a step and its plan.
 
         A step without prompt chunks counts for draft lengths with `cost_s`, measured by the clock of `DraftModel`. A
@@ -226,11 +226,11 @@ class Scheduler:
         """
         has_prompts = len(batch.token_ids) > len(batch.sample_tokens)
         if self._draft_planner is not None and not has_prompts:
-            self._draft_planner.note_time(batch.num_tokens, cost_s)
+            self._draft_planner.record_time(batch.num_tokens, cost_s)
         if has_prompts:
-            self._policy.step_size.note_time(batch.num_tokens, seconds)
+            self._policy.step_size.record_time(batch.num_tokens, seconds)
             for resource in self._resources:
-                resource.note_prefill(batch.num_tokens, seconds)
+                resource.record_prefill(batch.num_tokens, seconds)
 
     def save_cache(self, timeout_s: float) -> None:
         """Saves cached pages where observers can, for `timeout_s` at most, unless a successor takes the cache over."""
@@ -257,9 +257,9 @@ class Scheduler:
             self._stages.preempt(req)
 
     @property
-    def must_tell_tokens(self) -> bool:
+    def needs_token_delivery(self) -> bool:
         """True if a client, or the search for a stop string, needs the tokens of each step at once."""
-        return self._stages.num_told > 0
+        return self._stages.num_delivered > 0
 
     def pop_replies(self) -> list[ToDetokenizer]:
         """Returns the replies for the detokenizer since the last call, in order."""
@@ -360,7 +360,7 @@ class Scheduler:
             self._reply_end(self._results.finish(known, ending))
 
     def _drop(self, message: DropBefore) -> None:
-        self._gone.note(message)
+        self._gone.record(message)
         for pending in [pending for uid, pending in self._stages.requests.items() if self._gone.has(uid)]:
             self._reply_end(self._results.finish(pending, ABORTED["abort"]))
         self._replies.append(message)

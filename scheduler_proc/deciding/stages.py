@@ -26,7 +26,7 @@ class Stages:
         self.running: dict[int, Req] = {}
         self.prefilling: list[Req] = []
         self.decode = DecodeRows(cache.page_size)
-        self.num_told = 0
+        self.num_delivered = 0
         """Requests whose tokens must be sent as they come."""
         self.num_live = 0
         """Requests that do not give way."""
@@ -62,7 +62,7 @@ class Stages:
         return max(others, key=self._turn_key, default=last)
 
     @property
-    def most_rows(self) -> int:
+    def max_rows(self) -> int:
         """The number of rows of the largest group."""
         return max(self.rows_by_group.values(), default=0)
 
@@ -71,7 +71,7 @@ class Stages:
 
         They are those of the largest group, if that has at least two more rows, without a better priority.
         """
-        most, priority = self.most_rows, pending.sampling_params.priority
+        most, priority = self.max_rows, pending.sampling_params.priority
         if most < self.rows_by_group[pending.group] + 2:
             return []
         rows = [
@@ -96,7 +96,7 @@ class Stages:
         priority = pending.sampling_params.priority
         pending.priority_key = priority_key_of(pending.stamps, priority, pending.queued_ns, next(self._numbers))
         self.requests[pending.uid] = pending
-        self.num_told += pending.sampling_params.must_tell_tokens
+        self.num_delivered += pending.sampling_params.needs_token_delivery
         self.num_live += not pending.gives_way
         if lacks_grammar:
             self.compiling[pending.uid] = pending
@@ -176,7 +176,7 @@ class Stages:
     def finish(self, pending: PendingReq, is_reusable: bool = True) -> None:
         """Any → FINISHED: the pages of the request are freed or, with `is_reusable`, cached."""
         del self.requests[pending.uid]
-        self.num_told -= pending.sampling_params.must_tell_tokens
+        self.num_delivered -= pending.sampling_params.needs_token_delivery
         self.num_live -= not pending.gives_way
         req = self.running.get(pending.uid)
         if req is None:
@@ -192,8 +192,8 @@ class Stages:
         """Asserts that every request is in the collection of its state."""
         assert all(pending.state is State.WAITING for pending in self.waiting), "a running request waits"
         self.waiting.check()
-        must_tell = [pending.sampling_params.must_tell_tokens for pending in self.requests.values()]
-        assert self.num_told == sum(must_tell), "the count of requests whose tokens must be sent is wrong"
+        needs_delivery = [pending.sampling_params.needs_token_delivery for pending in self.requests.values()]
+        assert self.num_delivered == sum(needs_delivery), "the count of requests whose tokens must be sent is wrong"
         assert self.prefilling == sorted(self.prefilling, key=_priority_key), "rows in PREFILL are out of order"
         assert all(req.state is State.PREFILL for req in self.prefilling), "a row in PREFILL has another state"
         in_decode = (*self.decode.reqs, *self.paused)

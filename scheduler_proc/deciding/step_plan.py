@@ -98,6 +98,6 @@ class DraftSource(Protocol):
         """Returns the chunks of those of `rows` for which the draft model proposed `drafts`."""
         ...
 
-    def note_time(self, num_tokens: int, seconds: float) -> None:
+    def record_time(self, num_tokens: int, seconds: float) -> None:
         """Records the time of the latest plan and its step, in which each row decoded."""
         ...

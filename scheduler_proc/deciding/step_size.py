@@ -28,7 +28,7 @@ class StepSize:
         self.num_tokens = max_num_tokens
         """The number of tokens for the next step."""
 
-    def note_time(self, num_tokens: int, seconds: float) -> None:
+    def record_time(self, num_tokens: int, seconds: float) -> None:
         """Records a step with prompts. A small, quick one is ignored: it costs more for each token."""
         if seconds <= 0 or (seconds < STEP_S and num_tokens * 2 < self.num_tokens):
             return

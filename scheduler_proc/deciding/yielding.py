@@ -45,7 +45,7 @@ class Yielding:
         if before is not None:
             if num_paused > 0 or num_resumed > 0:
                 raise MustCommitError
-            num_paused += sum([chunk.wanted.num_tokens for chunk in before.chunks if chunk.req.pending.gives_way])
+            num_paused += sum([chunk.requested.num_tokens for chunk in before.chunks if chunk.req.pending.gives_way])
             return -num_paused
         notes.paused += [_changed_row(stages.pause(), is_paused=True) for _ in range(num_paused)]
         resumed = [stages.resume() for _ in range(num_resumed)]

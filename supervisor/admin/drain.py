@@ -15,5 +15,5 @@ def drain_server(group: ProcessGroup, shutdown: Shutdown, timeout_s: float) -> T
     shutdown.begin_drain(timeout_s)
     yield from until(group.has_drained, time.monotonic() + timeout_s + DRAIN_MARGIN_S)
     num = group.num_unfinished()
-    shutdown.is_wanted = True
+    shutdown.is_requested = True
     return Done(f"drained: {num} requests did not finish in time" if num else "drained: every request has ended")

@@ -14,7 +14,7 @@ from messages.engines import RANK, SCHEDULER
 from supervisor.admin.inquiries import find_process
 from supervisor.admin.tasks import CommandFailedError, Steps, Task, until
 from supervisor.child import Child
-from supervisor.endings import tell_end
+from supervisor.endings import describe_exit
 from supervisor.lifecycle import Lifecycle
 from supervisor.process_group import ProcessGroup
 
@@ -129,7 +129,9 @@ def _check_stands_by(lifecycle: Lifecycle, successor: Child, child: Child) -> No
         lifecycle.group.give_no_more_work(child, is_leaving=False)
         child.kill("had given its work away to a successor that ended")
         end = "the old one is started again"
-    raise CommandFailedError("failed", f"the new {child.command.name} {tell_end(successor, was_starting=True)}; {end}")
+    raise CommandFailedError(
+        "failed", f"the new {child.command.name} {describe_exit(successor, was_starting=True)}; {end}"
+    )
 
 
 def _let_give_way(lifecycle: Lifecycle, successor: Child, child: Child, timeout_s: float | None) -> Steps:

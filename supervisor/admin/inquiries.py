@@ -55,10 +55,10 @@ def read_log(group: ProcessGroup, command: admin.ReadLog) -> Task:
 def instruct(group: ProcessGroup, command: admin.InstructProcesses) -> Task:
     """Returns the result of the instruction in each process, as `ProcessResults`."""
     serving = [status.name for status in group.board.statuses() if status.is_up]
-    wanted = [
+    requested = [
         fnmatch.filter(group.names(), pattern) or [find_process(group, pattern).name] for pattern in command.processes
     ]
-    names = list(dict.fromkeys(name for some in wanted for name in some)) or serving
+    names = list(dict.fromkeys(name for some in requested for name in some)) or serving
     results: dict[str, admin.ProcessResult] = {
         name: admin.Failed("busy", f"the {name} does not serve just now") for name in names if name not in serving
     }

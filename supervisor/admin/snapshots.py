@@ -50,7 +50,7 @@ class Snapshots:
         self._taken_s[cause, process] = now_s
         why = {"cause": cause, "process": process, "text": text}
         path = self._new_path(f"{cause}-{process}")
-        command = OpenCommand(0, self._write(path, why, then), self._tell_failure)
+        command = OpenCommand(0, self._write(path, why, then), self._report_failure)
         if command.resume():
             self._open.append(command)
         return path
@@ -74,24 +74,24 @@ class Snapshots:
             command.close()
 
     def _write(self, path: Path, why: dict[str, Any], then: Callable[[], None]) -> Task:
-        has_gone_on = False
+        has_continued = False
 
-        def go_on() -> None:
-            nonlocal has_gone_on
-            if not has_gone_on:
-                has_gone_on = True
+        def continue_after() -> None:
+            nonlocal has_continued
+            if not has_continued:
+                has_continued = True
                 then()
 
         try:
             snapshot = Snapshot(path, why, self._run_dir, self._group)
-            yield from snapshot.collect(go_on)
+            yield from snapshot.collect(continue_after)
             self._delete_old()
         except FileExistsError:
             raise CommandFailedError("impossible", f"{path} exists already; a snapshot is a new directory") from None
         except (OSError, BootError) as error:  # the disk, or a run directory without its configuration
             raise CommandFailedError("failed", f"the snapshot {path} is not whole: {error}") from None
         finally:
-            go_on()
+            continue_after()
         return Done(str(path))
 
     def _new_path(self, ending: str) -> Path:
@@ -106,9 +106,9 @@ class Snapshots:
         for directory in own[: -max(1, self._config.run.max_snapshots)]:
             shutil.rmtree(directory, ignore_errors=True)
 
-    def _tell_failure(self, answer: Answer) -> None:
+    def _report_failure(self, answer: Answer) -> None:
         if isinstance(answer.result, Failed):
-            self._console.say(answer.result.message, "error")
+            self._console.show(answer.result.message, "error")
 
 
 def default_root() -> Path:

@@ -90,7 +90,9 @@ def describe_no_command(word: str, known: Sequence[str]) -> str:
     )
 
 
-def make_parser(wanted: Collection[str] = ()) -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+def make_parser(
+    requested: Collection[str] = (),
+) -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """Returns the parser of all commands, and the parser of each. An extra's command has options if it is `wanted`."""
     parser = argparse.ArgumentParser(prog=PROGRAM, description="Commands for a running server.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -129,7 +131,7 @@ def make_parser(wanted: Collection[str] = ()) -> tuple[argparse.ArgumentParser, 
             own = (
                 _add(commands, name, command.text) if command.needs_server else _add_plain(commands, name, command.text)
             )
-            if name in wanted:
+            if name in requested:
                 load_object(command.options)(own)
     return parser, commands.choices
 

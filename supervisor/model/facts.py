@@ -76,18 +76,18 @@ def _vector_size(config: dict[str, Any], file: Path, pooling: PoolingFacts | Non
     return next((size for size in sizes if size is not None), UNKNOWN_SIZE)
 
 
-def _max_model_len(wanted: int | None, config: dict[str, Any], file: Path, pooling: PoolingFacts) -> int:
+def _max_model_len(requested: int | None, config: dict[str, Any], file: Path, pooling: PoolingFacts) -> int:
     found = {key: _positive_int(config, key, file) for key in CONTEXT_KEYS}
     key, context = next(((key, value) for key, value in found.items() if value is not None), ("", None))
     if context is None:
-        if wanted is None:
+        if requested is None:
             raise BootError(f"{file}: none of {', '.join(CONTEXT_KEYS)} is there; give the context as --max-model-len")
-        return wanted
+        return requested
     context, longest = _scaled_contexts(config, pooling.num_positions or context)
     context = min(context, pooling.max_seq_length or context)
-    if wanted is not None and wanted > longest:
-        raise UsageError(f"--max-model-len: {wanted} is more than the model's context of {longest} tokens ({key})")
-    return wanted or context
+    if requested is not None and requested > longest:
+        raise UsageError(f"--max-model-len: {requested} is more than the model's context of {longest} tokens ({key})")
+    return requested or context
 
 
 def _scaled_contexts(config: dict[str, Any], context: int) -> tuple[int, int]:

@@ -70,14 +70,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Fetches a model from the hub and prints its directory.")
     parser.add_argument("name")
     parser.add_argument("--revision", default="main")
-    parser.add_argument("--wanted", default="auto", choices=WEIGHT_PATTERNS)
+    parser.add_argument("--requested", default="auto", choices=WEIGHT_PATTERNS)
     parser.add_argument("--gguf-file", default="")
     parser.add_argument("--parent-pid", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.parent_pid:
         ask_for_death_signal(arguments.parent_pid)
     try:
-        found = fetch(WantedModel(arguments.name, arguments.revision, arguments.wanted, arguments.gguf_file))
+        found = fetch(WantedModel(arguments.name, arguments.revision, arguments.requested, arguments.gguf_file))
     except BootError as error:
         sys.stdout.write(f"{error}\n")
         return 1
@@ -87,63 +87,63 @@ def main() -> int:
     return 0
 
 
-def fetch(wanted: WantedModel) -> Path:
+def fetch(requested: WantedModel) -> Path:
     """Returns a directory that holds all wanted files: from the hub, or from the cache if there is no answer.
 
     For a model in GGUF, returns its file.
     Raises `BootError` with the places that were searched, and advice.
     """
     try:
-        file_names = _ask_hub(wanted)
+        file_names = _ask_hub(requested)
     except HubUnreachableError as error:
-        cached = find_cached(wanted)
+        cached = find_cached(requested)
         if cached is None:
-            raise BootError(_unreachable_text(wanted, str(error))) from None
-        sys.stderr.write(f"{constants.ENDPOINT} cannot be reached; using the copy of {wanted.name} in the cache\n")
+            raise BootError(_unreachable_text(requested, str(error))) from None
+        sys.stderr.write(f"{constants.ENDPOINT} cannot be reached; using the copy of {requested.name} in the cache\n")
         return cached
-    if _is_for_gguf(wanted, file_names):
-        file_name = choose_name(wanted.name, file_names, wanted.gguf_file)
-        return _download(wanted, part_names(file_name), ()) / file_name
-    patterns, ignored = [*TOKENIZER_FILES, *_weight_patterns(wanted, file_names)], ROOT_FILES_ONLY
-    if "modules.json" in file_names and WEIGHT_PATTERNS[wanted.kind]:
+    if _is_for_gguf(requested, file_names):
+        file_name = choose_name(requested.name, file_names, requested.gguf_file)
+        return _download(requested, part_names(file_name), ()) / file_name
+    patterns, ignored = [*TOKENIZER_FILES, *_weight_patterns(requested, file_names)], ROOT_FILES_ONLY
+    if "modules.json" in file_names and WEIGHT_PATTERNS[requested.kind]:
         patterns += [name for name in file_names if MODULE_FILE.fullmatch(name)]
         ignored = [name for name in file_names if "/" in name and name not in patterns]
-    return _download(wanted, patterns, ignored)
+    return _download(requested, patterns, ignored)
 
 
-def _is_for_gguf(wanted: WantedModel, file_names: Collection[str]) -> bool:
+def _is_for_gguf(requested: WantedModel, file_names: Collection[str]) -> bool:
     """True if a file in GGUF is wanted, or if the repository has no other weights."""
-    if wanted.kind == "auto" and not wanted.gguf_file:
+    if requested.kind == "auto" and not requested.gguf_file:
         others = [name for name in file_names if any(fnmatch.fnmatch(name, each) for each in WEIGHT_PATTERNS["auto"])]
         return not others and any(name.endswith(SUFFIX) for name in file_names)
-    return bool(wanted.gguf_file) or wanted.kind == "gguf"
+    return bool(requested.gguf_file) or requested.kind == "gguf"
 
 
-def find_cached(wanted: WantedModel) -> Path | None:
+def find_cached(requested: WantedModel) -> Path | None:
     """Returns the directory or file in the cache that holds all wanted files; `None` if there is none."""
-    cached = _find_cached_gguf(wanted)
-    if cached is not None or wanted.gguf_file or wanted.kind == "gguf":
+    cached = _find_cached_gguf(requested)
+    if cached is not None or requested.gguf_file or requested.kind == "gguf":
         return cached
     names = (
-        ("tokenizer.json", "tokenizer_config.json", "vocab.json") if wanted.kind == "tokenizer" else ("config.json",)
+        ("tokenizer.json", "tokenizer_config.json", "vocab.json") if requested.kind == "tokenizer" else ("config.json",)
     )
     for name in names:
-        found = huggingface_hub.try_to_load_from_cache(wanted.name, name, revision=wanted.revision)
-        if isinstance(found, str) and _has_weights(Path(found).parent, wanted.kind):
+        found = huggingface_hub.try_to_load_from_cache(requested.name, name, revision=requested.revision)
+        if isinstance(found, str) and _has_weights(Path(found).parent, requested.kind):
             return Path(found).parent
     return None
 
 
-def _find_cached_gguf(wanted: WantedModel) -> Path | None:
+def _find_cached_gguf(requested: WantedModel) -> Path | None:
     """Returns the model in GGUF that the cache has whole, if it is wanted."""
     try:
         found = huggingface_hub.snapshot_download(  # pyright: ignore[reportUnknownMemberType]
-            wanted.name, revision=wanted.revision, local_files_only=True, allow_patterns=[]
+            requested.name, revision=requested.revision, local_files_only=True, allow_patterns=[]
         )
         directory = Path(found)
         names = {file.relative_to(directory).as_posix() for file in directory.rglob("*") if file.exists()}
-        if _is_for_gguf(wanted, names):
-            name = choose_name(wanted.name, sorted(names), wanted.gguf_file)
+        if _is_for_gguf(requested, names):
+            name = choose_name(requested.name, sorted(names), requested.gguf_file)
             return directory / name if names.issuperset(part_names(name)) else None
     except (errors.LocalEntryNotFoundError, errors.HFValidationError, BootError):
         pass
@@ -166,10 +166,10 @@ def _has_all_shards(directory: Path, pattern: str) -> bool:
     return bool(present) and needed <= present
 
 
-def _ask_hub(wanted: WantedModel) -> list[str]:
+def _ask_hub(requested: WantedModel) -> list[str]:
     """Returns the names of the files that the hub has. Raises `HubUnreachableError`, or `BootError` for its refusal."""
     answers: list[Any] = []
-    asking = threading.Thread(target=_ask, args=(wanted, answers), daemon=True)
+    asking = threading.Thread(target=_ask, args=(requested, answers), daemon=True)
     asking.start()
     asking.join(LOOK_UP_TIMEOUT_S)  # a thread, for name resolution knows no time limit
     if not answers:
@@ -177,27 +177,27 @@ def _ask_hub(wanted: WantedModel) -> list[str]:
     answer = answers[0]
     if not isinstance(answer, Exception):
         return [sibling.rfilename for sibling in answer.siblings or ()]
-    raise _refusal(wanted, answer) from None
+    raise _refusal(requested, answer) from None
 
 
-def _ask(wanted: WantedModel, answers: list[Any]) -> None:
+def _ask(requested: WantedModel, answers: list[Any]) -> None:
     try:
         api = huggingface_hub.HfApi()
-        answers.append(api.model_info(wanted.name, revision=wanted.revision, timeout=ANSWER_TIMEOUT_S))
+        answers.append(api.model_info(requested.name, revision=requested.revision, timeout=ANSWER_TIMEOUT_S))
     except Exception as error:  # every version of the library and its HTTP client raises its own kinds
         answers.append(error)
 
 
-def _refusal(wanted: WantedModel, error: Exception) -> Exception:
+def _refusal(requested: WantedModel, error: Exception) -> Exception:
     """Returns what to raise for an exception of the library: a refusal that is final, or an unreachable hub."""
-    name, hub = wanted.name, constants.ENDPOINT
+    name, hub = requested.name, constants.ENDPOINT
     match error:
         case errors.GatedRepoError():
             return BootError(
                 f"{name} is gated: accept its terms on {hub}/{name}, then set HF_TOKEN or run `hf auth login`"
             )
         case errors.RevisionNotFoundError():
-            return BootError(f"{name} has no revision {wanted.revision!r} on {hub} (--revision)")
+            return BootError(f"{name} has no revision {requested.revision!r} on {hub} (--revision)")
         case errors.RepositoryNotFoundError():
             return BootError(
                 f"there is no model {name!r}, neither as a directory nor on {hub}; check the spelling, or set "
@@ -211,32 +211,32 @@ def _refusal(wanted: WantedModel, error: Exception) -> Exception:
             return HubUnreachableError(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
 
 
-def _weight_patterns(wanted: WantedModel, file_names: list[str]) -> list[str]:
+def _weight_patterns(requested: WantedModel, file_names: list[str]) -> list[str]:
     """Returns the patterns of one weight format, safetensors first. Raises `BootError` if the hub has none."""
-    formats = WEIGHT_PATTERNS[wanted.kind]
+    formats = WEIGHT_PATTERNS[requested.kind]
     if not formats:
         return []
     for pattern in formats:
         if fnmatch.filter(file_names, pattern):
             return [pattern]
-    raise BootError(f"{wanted.name} has no weights that can be read: looked for {' and '.join(formats)}")
+    raise BootError(f"{requested.name} has no weights that can be read: looked for {' and '.join(formats)}")
 
 
-def _download(wanted: WantedModel, patterns: list[str], ignored: Sequence[str]) -> Path:
+def _download(requested: WantedModel, patterns: list[str], ignored: Sequence[str]) -> Path:
     try:
         directory = huggingface_hub.snapshot_download(  # pyright: ignore[reportUnknownMemberType]
-            wanted.name, revision=wanted.revision, allow_patterns=patterns, ignore_patterns=list(ignored)
+            requested.name, revision=requested.revision, allow_patterns=patterns, ignore_patterns=list(ignored)
         )
     except Exception as error:  # network, disk and library each have their own kinds
         raise BootError(
-            f"the download of {wanted.name} broke off ({type(error).__name__}: {error}); start again to continue"
+            f"the download of {requested.name} broke off ({type(error).__name__}: {error}); start again to continue"
         ) from None
     return Path(directory)
 
 
-def _unreachable_text(wanted: WantedModel, reason: str) -> str:
-    name, revision = wanted.name, "" if wanted.revision == "main" else f" --revision {wanted.revision}"
-    what, flag = ("tokenizer", "--tokenizer") if wanted.kind == "tokenizer" else ("model", "--model")
+def _unreachable_text(requested: WantedModel, reason: str) -> str:
+    name, revision = requested.name, "" if requested.revision == "main" else f" --revision {requested.revision}"
+    what, flag = ("tokenizer", "--tokenizer") if requested.kind == "tokenizer" else ("model", "--model")
     last = "" if what == "tokenizer" else "; or leave --model out: the bundled model needs no network"
     return f"""cannot find the {what} {name!r}. Looked for
   the directory  {Path(name).absolute()}: not there

@@ -85,14 +85,14 @@ def check_is_utf8(flag: str, text: str) -> None:
         raise UsageError(f"{flag}: {os.fsencode(text)!r} is not UTF-8; rename it, or make a link to it and name that")
 
 
-def _find(wanted: Wanted, console: Console | None) -> Path:
+def _find(requested: Wanted, console: Console | None) -> Path:
     """Returns the directory of the model, which may be one that is written for a file in GGUF."""
-    flag, name = wanted.flag, wanted.name
+    flag, name = requested.flag, requested.name
     check_is_utf8(flag, name)
     path = Path(name).expanduser()
     check_is_utf8(flag, str(path.absolute()))
     if path.is_dir():
-        found = find_gguf(path, wanted.gguf_file) if _is_for_gguf(wanted, path) else path.absolute()
+        found = find_gguf(path, requested.gguf_file) if _is_for_gguf(requested, path) else path.absolute()
     elif path.exists():
         if not path.is_file():
             raise UsageError(f"{flag}: {name} is neither a directory nor a file, but a pipe, a socket or a device")
@@ -100,7 +100,7 @@ def _find(wanted: Wanted, console: Console | None) -> Path:
             raise UsageError(
                 f"{flag}: {name} is a file, but not in GGUF; give the directory with config.json and weights"
             )
-        if wanted.gguf_file:
+        if requested.gguf_file:
             raise UsageError(
                 f"--gguf-file chooses among the files of a directory or a repository, but {name} is a file"
             )
@@ -108,20 +108,20 @@ def _find(wanted: Wanted, console: Console | None) -> Path:
     elif _is_path_like(name):
         raise UsageError(f"{flag}: there is no directory or file {path.absolute()}")
     else:
-        found = _fetch(wanted, console)
+        found = _fetch(requested, console)
     check_is_utf8(flag, str(found))
     if found.is_dir():
         return found
-    if wanted.kind in ("safetensors", "pt"):
-        raise UsageError(f"--load-format {wanted.kind}: {found} is in GGUF; leave the flag out")
-    return find_directory(found, wanted.parts, console)
+    if requested.kind in ("safetensors", "pt"):
+        raise UsageError(f"--load-format {requested.kind}: {found} is in GGUF; leave the flag out")
+    return find_directory(found, requested.parts, console)
 
 
-def _is_for_gguf(wanted: Wanted, directory: Path) -> bool:
+def _is_for_gguf(requested: Wanted, directory: Path) -> bool:
     """True if the directory's model is to be read from GGUF. Many such directories hold a config.json besides."""
-    if wanted.gguf_file or wanted.kind == "gguf":
+    if requested.gguf_file or requested.kind == "gguf":
         return True
-    others = ("tokenizer.json", "tokenizer.model") if wanted.kind == "tokenizer" else OTHER_WEIGHTS
+    others = ("tokenizer.json", "tokenizer.model") if requested.kind == "tokenizer" else OTHER_WEIGHTS
     has_others = any(any(directory.glob(pattern)) for pattern in others)
     return not has_others and any(directory.glob("*.gguf"))
 
@@ -131,18 +131,26 @@ def _is_path_like(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
 
 
-def _fetch(wanted: Wanted, console: Console | None) -> Path:
+def _fetch(requested: Wanted, console: Console | None) -> Path:
     """Runs the look-up on the hub in a process of its own, which can be cut off and keeps this one light.
 
     Returns a directory, or the file of a model in GGUF.
 
     It draws its own bars on a terminal; where lines are JSON, what it writes comes at its end, without bars.
     """
-    name = wanted.name
+    name = requested.name
     is_json = console is not None and console.is_json
     if console is not None:
-        console.say(f"fetching {name} from the hub, or from its cache")
-    arguments = [name, "--revision", wanted.revision, "--wanted", wanted.kind, "--gguf-file", wanted.gguf_file]
+        console.show(f"fetching {name} from the hub, or from its cache")
+    arguments = [
+        name,
+        "--revision",
+        requested.revision,
+        "--requested",
+        requested.kind,
+        "--gguf-file",
+        requested.gguf_file,
+    ]
     arguments += ["--parent-pid", str(os.getpid())]
     result = subprocess.run(
         [*python_command("supervisor.model.fetch"), *arguments],

@@ -17,10 +17,10 @@ from runtime.model_files import WEIGHT_FILES
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """If one of these exists, torch may find a GPU."""
 
-MOST_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 
-MOST_OF_MEMORY = 0.5
+MAX_OF_MEMORY = 0.5
 """Fraction of the available memory. If weights take more, the scheduler fails, not the launcher."""
 
 
@@ -44,17 +44,17 @@ def find_weight_bytes(config: Config) -> int:
         num_bytes = _count_bytes(Path(config.facts.model_dir), value_bytes, 4 if dtype == "auto" else value_bytes)
     except (BootError, OSError, ValueError, TypeError, KeyError, AttributeError, struct.error):
         return 0  # the scheduler reports what is wrong with the file
-    return num_bytes if num_bytes <= MOST_OF_MEMORY * available_memory_bytes(MEMORY_INFO, CGROUP) else 0
+    return num_bytes if num_bytes <= MAX_OF_MEMORY * available_memory_bytes(MEMORY_INFO, CGROUP) else 0
 
 
-def _count_bytes(model_dir: Path, value_bytes: int, bytes_beside_blocks: int) -> int:
+def _count_bytes(model_dir: Path, value_bytes: int, bytes_outside_blocks: int) -> int:
     sizes: dict[str, int] = {}
     for file in model_dir.glob(WEIGHT_FILES["safetensors"].pattern):
         sizes |= _read_sizes(file)
     if sizes or not any(model_dir.glob(WEIGHT_FILES["gguf"].pattern)):
         return sum(sizes.values()) * value_bytes
     model = read_gguf(model_dir)
-    value_bytes = bytes_beside_blocks if is_in_blocks(model) else value_bytes
+    value_bytes = bytes_outside_blocks if is_in_blocks(model) else value_bytes
     return sum(
         tensor.num_bytes if tensor.type.is_in_blocks else prod(tensor.shape) * value_bytes
         for tensor in model.tensors.values()
@@ -65,5 +65,5 @@ def _read_sizes(file: Path) -> dict[str, int]:
     """Returns the number of values of each tensor in a safetensors file, by its header."""
     with file.open("rb") as opened:
         (num_bytes,) = struct.unpack("<Q", opened.read(8))
-        header: dict[str, Any] = json.loads(opened.read(min(num_bytes, MOST_HEADER_BYTES)))
+        header: dict[str, Any] = json.loads(opened.read(min(num_bytes, MAX_HEADER_BYTES)))
     return {name: prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"}

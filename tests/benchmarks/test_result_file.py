@@ -33,7 +33,7 @@ def test_a_write_that_fails_leaves_the_last_file(tmp_path: Path) -> None:
     ("flags", "vectors"),
     [("sse2 avx2 fma", "AVX2"), ("avx2 avx512f avx512_bf16", "AVX512-BF16"), ("avx512f avx2", "AVX-512"), ("sse2", "")],
 )
-def test_a_machine_is_told_by_its_vectors(
+def test_a_machine_is_notified_by_its_vectors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, vectors: str
 ) -> None:
     info = tmp_path / "cpuinfo"

@@ -71,7 +71,7 @@ def test_the_image_installs_what_the_project_needs():
     assert f'"{torch}"' in runs
     build, final = instructions("FROM")
     assert build == f"{final} AS build"
-    (base,) = (given.removeprefix("BASE=") for given in instructions("ARG") if given.startswith("BASE="))
+    (base,) = (provided.removeprefix("BASE=") for provided in instructions("ARG") if provided.startswith("BASE="))
     version = re.match(r"python:([\d.]+)-", base)
     assert version
     assert version[1] in ("3.11", "3.12")

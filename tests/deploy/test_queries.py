@@ -80,8 +80,8 @@ def check_matcher(matcher: Matcher, labels: dict[str, set[str]], query: str) -> 
     assert matcher.label in labels.keys() | OF_PROMETHEUS, f"no {matcher.label}: {query}"
     value = matcher.value.strip('"')
     if matcher.label not in OPEN_VALUES and not value.startswith("$"):
-        wanted = set(value.split("|")) if matcher.operator.endswith("~") else {value}
-        assert wanted <= labels[matcher.label] | {"5xx"}, f"{matcher}: {query}"
+        expected = set(value.split("|")) if matcher.operator.endswith("~") else {value}
+        assert expected <= labels[matcher.label] | {"5xx"}, f"{matcher}: {query}"
 
 
 def test_handlers_that_alerts_leave_out_are_paths_of_the_server():
@@ -112,7 +112,7 @@ def test_panels_do_not_overlap_and_have_names_of_their_own():
     assert len({panel["id"] for panel in panels()}) == len({panel["title"] for panel in panels()}) == len(panels())
 
 
-def test_every_alert_says_what_happened_and_what_to_do():
+def test_every_alert_reports_what_happened_and_what_to_do():
     for rule in alerts():
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
         assert rule["annotations"]["summary"].endswith(".")

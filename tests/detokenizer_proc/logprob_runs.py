@@ -41,7 +41,7 @@ def prompt_logprobs_of(prompt_ids: list[int], uid: int = 7) -> PromptLogprobs:
     return PromptLogprobs(uid, 0, columns(rows))
 
 
-def tell_prompt(detokenizer: Detokenizer, prompt_ids: list[int]) -> PromptReply:
+def deliver_prompt(detokenizer: Detokenizer, prompt_ids: list[int]) -> PromptReply:
     """Opens stream 7 and returns the reply about the prompt."""
     opening = OpenStream(7, 0, prompt_ids=pack_int32(prompt_ids), num_prompt_logprobs=1)
     assert detokenizer.handle(opening) == ([], [])

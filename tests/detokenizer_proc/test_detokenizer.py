@@ -216,7 +216,7 @@ def test_a_stop_token_is_shown_where_stop_strings_are(
     assert client.final.stop_reason == stop_reason
 
 
-def test_special_tokens_are_shown_where_they_are_asked_for(detokenizer: Detokenizer) -> None:
+def test_special_tokens_are_shown_where_they_are_requested(detokenizer: Detokenizer) -> None:
     detokenizer.open_stream(OpenStream(7, 0, skip_special_tokens=False))
     detokenizer.open_stream(OpenStream(8, 0))
     assert run(detokenizer, 7, [END, *ids_of("a")])[0].text == "<end>a"
@@ -279,7 +279,7 @@ def test_a_newer_attempt_replaces_an_older_one_and_never_the_other_way(detokeniz
     assert detokenizer.gauges()["streams"] == 1
 
 
-def test_a_continuation_that_had_ended_says_so_at_once(detokenizer: Detokenizer) -> None:
+def test_a_continuation_that_had_ended_reports_it_at_once(detokenizer: Detokenizer) -> None:
     opening = OpenStream(7, 1, stop=("lo",), output_ids=pack_int32(ids_of("hello")), num_chars_sent=3)
     assert detokenizer.open_stream(opening) == ([], [StopSeen(7, 1)])
     client, stops = run(detokenizer, 7, ids_of("w"), attempt=1, num_before=5)
@@ -403,7 +403,7 @@ def test_streams_without_a_client_are_forgotten(detokenizer: Detokenizer) -> Non
     assert (replies.texts, replies.finals) == (("b",), ())
 
 
-def test_what_a_prompt_took_goes_on_with_its_row(detokenizer: Detokenizer) -> None:
+def test_what_a_prompt_took_continues_with_its_row(detokenizer: Detokenizer) -> None:
     for uid in (7, 8):
         detokenizer.open_stream(OpenStream(uid, 0))
     (letter,) = ids_of("a")

@@ -59,7 +59,7 @@ class StoppedFrontend:
         assert self._output.readline() == b"bound\n"
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
 
-    def go_on(self) -> None:
+    def continue_after(self) -> None:
         self._process.send_signal(signal.SIGCONT)
 
     def has_noticed(self) -> bool:
@@ -121,7 +121,7 @@ def test_a_frontend_that_does_not_read_costs_itself_only(launcher: FakeLauncher)
             detokenizer.run_steps()
             assert time.monotonic() < deadline_s, detokenizer.log_text
         detokenizer.run_steps()
-        stopped.go_on()
+        stopped.continue_after()
         deadline_s = time.monotonic() + TIMEOUT_S
         while not stopped.has_noticed():
             detokenizer.run_steps()

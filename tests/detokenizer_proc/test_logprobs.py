@@ -17,10 +17,10 @@ from messages.ring.requests import StopSeen
 from scheduler_proc.deciding.sampling.logprob_columns import without_logprobs
 from tests.detokenizer_proc.logprob_runs import (
     columns,
+    deliver_prompt,
     prompt_logprobs_of,
     run_with_logprobs,
     step_with_logprob,
-    tell_prompt,
 )
 from tests.detokenizer_proc.steps import end, step
 from tests.detokenizer_proc.test_decoders import (
@@ -147,8 +147,8 @@ def test_an_echo_without_output(detokenizer: Detokenizer) -> None:
     assert step_replies.finals[0].incremental_output == ""
 
 
-def test_a_prompt_is_told_once_its_logprobs_are_there(detokenizer: Detokenizer) -> None:
-    reply = tell_prompt(detokenizer, ids_of("hey"))
+def test_a_prompt_is_notified_once_its_logprobs_are_there(detokenizer: Detokenizer) -> None:
+    reply = deliver_prompt(detokenizer, ids_of("hey"))
     assert (reply.text, reply.token_ids) == ("hey", pack_int32(ids_of("hey")))
     assert [token.token.logprob for token in reply.tokens] == [None, -0.25, -0.5]
     assert [token.token.text for token in reply.tokens] == list("hey")
@@ -172,11 +172,11 @@ def test_positions_of_a_span_have_no_logprob_and_no_alternatives(detokenizer: De
 
 
 def test_a_prompt_of_one_token(detokenizer: Detokenizer) -> None:
-    reply = tell_prompt(detokenizer, ids_of("h"))
+    reply = deliver_prompt(detokenizer, ids_of("h"))
     assert [(token.token.text, token.token.logprob) for token in reply.tokens] == [("h", None)]
 
 
-def test_logprobs_of_an_older_attempt_or_of_nobody_are_dropped(detokenizer: Detokenizer) -> None:
+def test_logprobs_of_an_older_attempt_or_of_no_one_are_dropped(detokenizer: Detokenizer) -> None:
     ids = ids_of("hey")
     detokenizer.handle(OpenStream(7, 1, prompt_ids=pack_int32(ids), num_prompt_logprobs=1))
     assert detokenizer.handle(prompt_logprobs_of(ids)) == ([], [])
@@ -200,7 +200,7 @@ def test_the_end_of_a_flush_passes_through(detokenizer: Detokenizer) -> None:
 
 
 def test_leading_spaces_are_kept_but_at_the_beginning_of_a_prompt(llama_detokenizer: Detokenizer) -> None:
-    reply = tell_prompt(llama_detokenizer, llama_ids("▁a", "▁a"))
+    reply = deliver_prompt(llama_detokenizer, llama_ids("▁a", "▁a"))
     assert reply.text == "a a"
     assert [token.token.text for token in reply.tokens] == ["a", " a"]
     assert [token.text_offset for token in reply.tokens] == [0, 1]
@@ -228,7 +228,7 @@ def test_vectors_with_their_places_and_bytes(name: str) -> None:
     detokenizer = Detokenizer(real_vocabulary(name))
     for text, ids in read_vectors(name):
         if ids:
-            prompt = tell_prompt(detokenizer, ids)
+            prompt = deliver_prompt(detokenizer, ids)
             detokenizer.handle(step([], end(7, 0)))
             assert prompt.text == text
             assert b"".join(token.token.utf8 for token in prompt.tokens).decode() == text

@@ -86,7 +86,7 @@ def test_prompts_logprobs_and_flushes_pass_in_order(launcher: FakeLauncher) -> N
     assert flushed == CacheFlushed(9, 5, 2)
 
 
-def test_after_a_gap_it_tells_of_it_and_forgets_the_streams_that_may_lack_a_token(launcher: FakeLauncher) -> None:
+def test_after_a_gap_it_reports_of_it_and_forgets_the_streams_that_may_lack_a_token(launcher: FakeLauncher) -> None:
     from_detokenizer = launcher.open_receiver("frontend", ToFrontend)
     to_detokenizer = launcher.open_sender("detokenizer")
     launcher.start_ready("detokenizer_proc")
@@ -102,7 +102,7 @@ def test_after_a_gap_it_tells_of_it_and_forgets_the_streams_that_may_lack_a_toke
     assert (third.step_id, third.texts) == (4, ("c",)), "step 3 was for a stream that is gone"
 
 
-def test_a_new_one_tells_of_a_gap_at_once(launcher: FakeLauncher) -> None:
+def test_a_new_one_reports_of_a_gap_at_once(launcher: FakeLauncher) -> None:
     """It has seen no request yet, so it knows no frontend: the lost frame may have been the first request."""
     from_detokenizer = launcher.open_receiver("frontend", ToFrontend)
     to_detokenizer = launcher.open_sender("detokenizer")
@@ -148,7 +148,7 @@ def test_memory(name: str, limit_mb: int, shared_dir: Path) -> None:
         assert not [file.path for file in process.memory_maps() if "torch" in file.path]
 
 
-def test_without_a_tokenizer_it_says_what_it_looked_for(tmp_path: Path) -> None:
+def test_without_a_tokenizer_it_reports_what_it_looked_for(tmp_path: Path) -> None:
     with FakeLauncher(config_of(tmp_path, 64)) as launcher:
         launcher.start("detokenizer_proc")
         message = launcher.wait_for("detokenizer", BootFailed, timeout_s=60).message

@@ -67,7 +67,7 @@ class Reader:
             self.text += final.incremental_output
             self.logprobs += final.logprobs
 
-    def told(self) -> dict[str, Any]:
+    def reported(self) -> dict[str, Any]:
         assert self.final is not None
         usage = self.final.usage.completion_tokens
         reasons = self.final.finish_reason, self.final.stop_reason
@@ -81,7 +81,7 @@ def read(name: str, runs: list[list[int]], opened: dict[str, Any], ended: dict[s
     for index, run in enumerate(runs):
         finished = (end(7, num_tokens, **ended),) if index == len(runs) - 1 else ()
         reader.take(detokenizer, run_step([(7, run)], finished, "num_logprobs" in opened))
-    return reader.told()
+    return reader.reported()
 
 
 @settings(max_examples=120, deadline=None)
@@ -113,9 +113,9 @@ def test_what_comes_after_a_stop_string_in_a_run_is_dropped() -> None:
     reader.take(detokenizer, run_step([(7, ids_of("ld"))], with_logprobs=True))
     assert reader.stops == [StopSeen(7, 0)]
     reader.take(detokenizer, run_step([], (end(7, 11, reason="stop"),)))
-    told = reader.told()
-    assert (told["text"], told["ids"], told["end"]) == ("hel", ids_of("hello"), ("stop", "lo", 5))
-    assert [token.token.token_id for token in told["logprobs"]] == ids_of("hello")
+    reported = reader.reported()
+    assert (reported["text"], reported["ids"], reported["end"]) == ("hel", ids_of("hello"), ("stop", "lo", 5))
+    assert [token.token.token_id for token in reported["logprobs"]] == ids_of("hello")
 
 
 def test_runs_of_different_rows_stay_apart() -> None:

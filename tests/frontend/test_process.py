@@ -120,7 +120,7 @@ def test_models_version_and_server_info(server: FrontendRun):
     assert info["model"]["vocab_size"] == 1000
 
 
-def test_a_full_server_says_when_to_come_back():
+def test_a_full_server_reports_when_to_come_back():
     config = make_config(scheduling=SchedulingConfig(max_num_seqs=1, max_queued_requests=1))
     with FrontendRun(config) as run, run.call() as one, run.call() as two:
         messages = [run.take_request(), run.take_request()]

@@ -94,7 +94,7 @@ def test_a_replay_computes_anew(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_replay_goes_on_beside_what_its_caller_does(dtype: torch.dtype, num_threads: int) -> None:
+def test_a_replay_continues_next_to_what_its_caller_does(dtype: torch.dtype, num_threads: int) -> None:
     layers = Layers(dtype)
     first, calls, _ = capture_calls(layers.compute)
     assert calls is not None
@@ -167,7 +167,7 @@ def test_attention_follows_the_lengths_that_it_finds(dtype: torch.dtype) -> None
 @pytest.mark.parametrize("num_threads", [2, 8], indirect=True)
 @pytest.mark.usefixtures("num_threads")
 @pytest.mark.parametrize("begins", [False, True])
-def test_each_item_is_computed_once_whoever_takes_it(begins: bool) -> None:
+def test_each_item_is_computed_once_the_one_who_takes_it(begins: bool) -> None:
     """A residual counts how often a token's update has been added to it; operations follow each other at once."""
     num_tokens, num_operations, num_rounds = 50, 500, 20
     residual, update = torch.zeros(num_tokens, SIZE), torch.ones(num_tokens, SIZE)
@@ -188,15 +188,15 @@ def test_each_item_is_computed_once_whoever_takes_it(begins: bool) -> None:
     assert bool((residual == (2 + num_rounds) * num_operations).all())
 
 
-def test_each_call_is_timed_where_that_is_wanted() -> None:
+def test_each_call_is_timed_where_that_is_requested() -> None:
     layers, notes = Layers(torch.float32), list[tuple[str, int, int]]()
     _, calls, _ = capture_calls(layers.compute)
     assert calls is not None
 
-    def note(name: str, began_ns: int, ended_ns: int) -> None:
+    def record(name: str, began_ns: int, ended_ns: int) -> None:
         notes.append((name, began_ns, ended_ns))
 
-    with timed_kernels(note):
+    with timed_kernels(record):
         began_ns = time.monotonic_ns()
         layers.compute()
         launched, notes[:] = [name for name, _, _ in notes], []
@@ -212,7 +212,7 @@ def test_each_call_is_timed_where_that_is_wanted() -> None:
 
 @pytest.mark.parametrize("num_threads", [3], indirect=True)
 @pytest.mark.usefixtures("num_threads")
-def test_calls_that_are_timed_are_not_begun_beside_anything() -> None:
+def test_calls_that_are_timed_are_not_begun_next_to_anything() -> None:
     layers, names = Layers(torch.float32), list[str]()
     _, calls, _ = capture_calls(layers.compute)
     assert calls is not None

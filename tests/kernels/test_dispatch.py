@@ -49,12 +49,12 @@ def test_every_c_kernel_has_a_launcher() -> None:
     assert set(LAUNCHERS) == set(STRUCTURES)
 
 
-def test_devices_are_told_apart() -> None:
+def test_devices_are_distinguished() -> None:
     assert is_on_cpu(ZEROS.device)
     assert not is_on_cpu(torch.device("meta"))
 
 
-def test_no_other_file_asks_for_a_device() -> None:
+def test_no_other_file_requests_a_device() -> None:
     assert kernels.__file__ is not None
     questions = ("is_cuda", "is_cpu", "is_mps", "device.type")
     texts = {file.name: file.read_text(encoding="utf-8") for file in Path(kernels.__file__).parent.rglob("*.py")}

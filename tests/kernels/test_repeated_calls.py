@@ -12,7 +12,7 @@ from kernels.cpu.repeated_calls import Repeats
 from kernels.operations.layer_norm import layer_norm
 from kernels.operations.rms_norm import rms_norm
 
-NUM_PARTS, SIZE, MOST_TOKENS = 6, 48, 9
+NUM_PARTS, SIZE, MAX_TOKENS = 6, 48, 9
 ALIKE = ["a"] * NUM_PARTS
 
 
@@ -27,7 +27,7 @@ class Parts:
 
     def __init__(self) -> None:
         self.weights, self.biases = torch.randn(2, NUM_PARTS, 2, SIZE)
-        self.residual, self.normed, self.update = torch.zeros(3, MOST_TOKENS, SIZE)
+        self.residual, self.normed, self.update = torch.zeros(3, MAX_TOKENS, SIZE)
         self.eps = [1e-5] * NUM_PARTS
         self.is_layer_norm = False
         self.layer_norm_parts: set[int] = set()
@@ -60,7 +60,7 @@ class Parts:
         return torch.stack((self.residual, self.update))[:, :num_tokens].clone()
 
     def check(self, repeats: Repeats) -> None:
-        for seed, num_tokens in enumerate((3, MOST_TOKENS, 1, 5, 3)):
+        for seed, num_tokens in enumerate((3, MAX_TOKENS, 1, 5, 3)):
             assert torch.equal(self.run(repeats, num_tokens, seed), self.run(None, num_tokens, seed))
 
 
@@ -71,7 +71,7 @@ def test_parts_are_replayed_for_any_number_of_tokens() -> None:
     assert all(repeats.known.values())
 
 
-def test_parts_that_call_something_else_are_told_apart() -> None:
+def test_parts_that_call_something_else_are_distinguished() -> None:
     parts, repeats = Parts(), Repeats(ALIKE)
     for parts.is_layer_norm in (False, True, False, True):
         parts.check(repeats)
@@ -99,7 +99,7 @@ def test_other_parts_after_the_same_first_one_are_learned_separately() -> None:
     assert len(repeats.known) == 2
 
 
-def test_who_times_kernels_hears_of_all_calls() -> None:
+def test_who_times_kernels_learns_of_all_calls() -> None:
     parts, repeats = Parts(), Repeats(ALIKE)
     for _ in range(2):
         names: list[str] = []

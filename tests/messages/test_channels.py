@@ -29,13 +29,13 @@ def socket_path() -> Iterator[Path]:
         yield Path(directory) / "x.sock"
 
 
-def take(channel: Any, num_wanted: int) -> list[Any]:
-    """Takes messages until there are `num_wanted`. Fails at the deadline."""
+def take(channel: Any, num_requested: int) -> list[Any]:
+    """Takes messages until there are `num_requested`. Fails at the deadline."""
     waiter = Waiter()
     waiter.add_channel(channel)
     found: list[Any] = []
     deadline = time.monotonic() + TIMEOUT_S
-    while len(found) < num_wanted:
+    while len(found) < num_requested:
         assert time.monotonic() < deadline, f"only {found}"
         waiter.wait(1.0)
         found += channel.receive()
@@ -151,7 +151,7 @@ def test_a_full_channel_is_an_error_for_the_sender(socket_path: Path, monkeypatc
     sender.close()
 
 
-def test_what_finds_no_room_is_dropped_and_told_once(
+def test_what_finds_no_room_is_dropped_and_reported_once(
     socket_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(messages.channels, "MAX_QUEUED_FRAMES", 5)
@@ -163,9 +163,9 @@ def test_what_finds_no_room_is_dropped_and_told_once(
     assert sender.socket.poll(int(1000 * TIMEOUT_S), zmq.POLLOUT), "ZeroMQ's own threads make room, in their time"
     sender.send_or_drop(StopSeen(8, 0))
     assert take(receiver, 2) == [FramesLost("x", sender.sender_id, 6, 8), StopSeen(8, 0)]
-    told = [record.getMessage() for record in caplog.records if record.name == "sluice.channels"]
-    assert told[0].startswith("dropped StopSeen and the messages after it: ")
-    assert told[1].endswith("the receiver reads again; 3 messages were dropped")
+    reported = [record.getMessage() for record in caplog.records if record.name == "sluice.channels"]
+    assert reported[0].startswith("dropped StopSeen and the messages after it: ")
+    assert reported[1].endswith("the receiver reads again; 3 messages were dropped")
     sender.close()
     receiver.close()
 
@@ -188,7 +188,7 @@ def test_what_is_sent_while_a_receiver_is_replaced_reaches_the_next_one(socket_p
         channel.close()
 
 
-def test_the_launcher_tells_processes_apart_and_answers_each(socket_path: Path):
+def test_the_launcher_reports_processes_apart_and_answers_each(socket_path: Path):
     server: ControlServer[Any] = ControlServer(socket_path, ToLauncher)
     clients = {name: ControlClient(socket_path, name, ToProcess) for name in ("tokenizer", "scheduler")}
     for pid, (name, client) in enumerate(clients.items()):
@@ -243,7 +243,7 @@ def test_a_process_that_takes_the_name_of_an_admitted_one_gets_its_own_answer_an
         channel.close()
 
 
-def test_a_client_without_a_launcher_that_reads_drops_and_goes_on(
+def test_a_client_without_a_launcher_that_reads_drops_and_continues(
     socket_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(messages.channels, "MAX_QUEUED_FRAMES", 5)
@@ -254,7 +254,7 @@ def test_a_client_without_a_launcher_that_reads_drops_and_goes_on(
     client.close()
 
 
-def test_the_waiter_tells_which_descriptors_are_readable_and_when_time_is_over(socket_path: Path):
+def test_the_waiter_reports_which_descriptors_are_readable_and_when_time_is_over(socket_path: Path):
     server: ControlServer[Any] = ControlServer(socket_path, ToLauncher)
     reader, writer = os.pipe()
     waiter = Waiter()
@@ -286,7 +286,7 @@ NUM_TRIES = 10
 LATE_S = 0.08
 
 
-def test_what_a_process_says_last_is_heard_by_who_comes_late(socket_path: Path):
+def test_what_a_process_reports_last_is_received_by_who_comes_late(socket_path: Path):
     """The sender is closed before the receiver reads. On a busy machine that may be too late, so it may try again."""
     for _ in range(NUM_TRIES):
         command = [sys.executable, "-c", LAST_WORDS, str(socket_path)]
@@ -299,9 +299,9 @@ def test_what_a_process_says_last_is_heard_by_who_comes_late(socket_path: Path):
         waiter = Waiter()
         waiter.add_channel(receiver)
         waiter.wait(1.0)
-        heard = list(receiver.receive())
+        arrived = list(receiver.receive())
         receiver.close()
-        if heard:
-            assert heard == [StopSeen(1, 0)]
+        if arrived:
+            assert arrived == [StopSeen(1, 0)]
             return
     pytest.fail(f"nothing was heard in {NUM_TRIES} tries")

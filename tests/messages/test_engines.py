@@ -49,7 +49,7 @@ def test_each_gets_its_own_and_one_that_has_left_is_forgotten(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(("rank", "engine", "name"), [(1, 1, "rank1"), (3, 1, "rank3"), (2, 12, "rank2-12")])
-def test_the_name_of_a_rank_tells_rank_and_engine(rank: int, engine: int, name: str):
+def test_the_name_of_a_rank_reports_rank_and_engine(rank: int, engine: int, name: str):
     assert rank_name(rank, engine) == name
     assert (rank_of(f"{name}.next"), worker_number(name), kind_of(name)) == (rank, engine, "rank")
     assert rank_of(engine_name(engine)) == 0

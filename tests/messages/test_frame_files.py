@@ -32,7 +32,7 @@ def make_recorded() -> None:
     EXPECTED.write_bytes(b"\n".join(lines) + b"\n")
 
 
-def test_frames_of_earlier_versions_decode_to_what_they_said():
+def test_frames_of_earlier_versions_decode_to_what_they_reported():
     expected = [msgspec.json.decode(line) for line in EXPECTED.read_bytes().splitlines()]
     records = FrameReader(FRAMES).read()
     assert len(records) == len(expected) > 30
@@ -40,7 +40,7 @@ def test_frames_of_earlier_versions_decode_to_what_they_said():
         assert to_plain(record.decode()) == message
 
 
-def test_a_reader_tells_of_another_version(tmp_path: Path):
+def test_a_reader_reports_of_another_version(tmp_path: Path):
     data = bytearray(FRAMES.read_bytes())
     data[16:24] = SCHEMA_VERSION.to_bytes(8, "little")
     (tmp_path / "same.frames").write_bytes(data)
@@ -52,7 +52,7 @@ def test_a_reader_tells_of_another_version(tmp_path: Path):
     }
 
 
-def test_the_header_is_what_the_page_says():
+def test_the_header_is_what_the_page_reports():
     header = FRAMES.read_bytes()[:DATA]
     assert header.startswith(b"SLUICEFR" + FORMAT.to_bytes(4, "little"))
     assert b"tokenizer\0" in header

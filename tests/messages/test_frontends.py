@@ -77,7 +77,7 @@ def test_a_step_of_one_frontend_crosses_as_it_is(frontends: Frontends):
     assert frontends.take(2) == whole
 
 
-def test_all_hear_of_lost_frames_also_those_that_nothing_has_been_sent(frontends: Frontends):
+def test_all_receive_of_lost_frames_also_those_that_nothing_has_been_sent(frontends: Frontends):
     """The lost frames may have been the first ones of their requests."""
     frontends.senders.expect(2 * N + 1)
     frontends.senders.forget(DropBefore(2 * N))
@@ -145,7 +145,7 @@ def test_what_is_for_a_frontend_that_is_gone_is_dropped_and_opens_no_way(fronten
     assert frontends.senders.num_open == 1
 
 
-def test_each_frontend_hears_of_its_own_prompts(frontends: Frontends):
+def test_each_frontend_learns_of_its_own_prompts(frontends: Frontends):
     rows = tuple(PrefilledRow(uid, 0, Usage(5, 1)) for uid in (N + 1, 2 * N + 3))
     frontends.senders.send(msgspec.structs.replace(step([N + 1, 2 * N + 3]), prefilled=rows))
     for number, row in zip((1, 2), rows, strict=True):

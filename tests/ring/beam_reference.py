@@ -41,9 +41,9 @@ def main() -> None:
 
 
 def _case(model: Any, tokenizer: Any, name: str, prompt: str | list[int], fields: dict[str, Any]) -> str:
-    given = tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
+    provided = tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
     own_end = model.config.eos_token_id
-    ids = torch.tensor([given])
+    ids = torch.tensor([provided])
     with torch.inference_mode():
         found = model.generate(
             ids,
@@ -57,12 +57,14 @@ def _case(model: Any, tokenizer: Any, name: str, prompt: str | list[int], fields
             eos_token_id=[*fields.get("stop_token_ids", ()), *([] if own_end is None else [own_end])] or None,
             pad_token_id=PAD,
         )
-    beams = [[token_id for token_id in row if token_id != PAD] for row in found[:, len(given) :].tolist()]
-    prompt_text = tokenizer.decode(given)
+    beams = [[token_id for token_id in row if token_id != PAD] for row in found[:, len(provided) :].tolist()]
+    prompt_text = tokenizer.decode(provided)
     texts: list[str] = []
     for beam in beams:
         shown = beam[:-1] if beam[-1] in (own_end, *fields.get("stop_token_ids", ())) else beam
-        texts.append(tokenizer.decode([*given, *shown], clean_up_tokenization_spaces=False).removeprefix(prompt_text))
+        texts.append(
+            tokenizer.decode([*provided, *shown], clean_up_tokenization_spaces=False).removeprefix(prompt_text)
+        )
     return json.dumps({"model": name, "prompt": prompt, "fields": fields, "beams": beams, "texts": texts})
 
 

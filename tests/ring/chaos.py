@@ -113,7 +113,7 @@ class Pause:
         self._longest_s = 0.0
         self._end_s = self.began_s
 
-    def note_token(self) -> None:
+    def record_token(self) -> None:
         now_s = time.monotonic()
         if now_s - self._last_s > self._longest_s:
             self._longest_s, self._end_s = now_s - self._last_s, now_s
@@ -197,7 +197,7 @@ class Chaos:
             token_ids += event["token_ids"]
             last = event
             arrivals_s += [time.monotonic()] * bool(event["token_ids"])
-            self._note_tokens(len(event["token_ids"]))
+            self._record_tokens(len(event["token_ids"]))
         num_continuations = last["timing"]["attempts"] - 1
         pauses = sorted(((later - earlier, later) for earlier, later in pairwise(arrivals_s)), reverse=True)
         self.counts.stream_pauses += pauses[:num_continuations]
@@ -218,7 +218,7 @@ class Chaos:
             async with asyncio.timeout(self._rng.uniform(0.0, 6.0)):
                 async for event in stream:
                     assert "error" not in event, event
-                    self._note_tokens(len(event["token_ids"]))
+                    self._record_tokens(len(event["token_ids"]))
                     num_events -= 1
                     if num_events <= 0:
                         break
@@ -228,11 +228,11 @@ class Chaos:
             await stream.aclose()
         self.counts.left += 1
 
-    def _note_tokens(self, num_tokens: int) -> None:
+    def _record_tokens(self, num_tokens: int) -> None:
         self.counts.tokens += num_tokens
         self._num_tokens_since_kill += num_tokens
         if self._pause is not None and num_tokens:
-            self._pause.note_token()
+            self._pause.record_token()
 
     def _check(self, index: int, got: Generated) -> None:
         counts, expected = self.counts, self._expected[index]
@@ -308,10 +308,10 @@ class Chaos:
             return False
         self._end_pause(health)
         kind = f"{name} {how.name}"
-        goes_on = kind_of(name) == "scheduler" and len(self.processes) > len(
+        continues = kind_of(name) == "scheduler" and len(self.processes) > len(
             PROCESSES
         )  # then nothing pauses as a whole
-        self._pause = Pause(name, kind, status["num_restarts"]) if is_calm and not goes_on else None
+        self._pause = Pause(name, kind, status["num_restarts"]) if is_calm and not continues else None
         self._num_tokens_since_kill = 0
         self.counts.kills[kind] += 1
         return True

@@ -38,12 +38,12 @@ class BrowserPage:
         command = [browser, *own, "--remote-debugging-pipe", size, f"--user-data-dir={self._profile.name}", *flags]
         commands, self._writer = os.pipe()
         self._reader, events = os.pipe()
-        given = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, MIN_FD) for descriptor in (commands, events)]
-        redirect = f'exec "$0" "$@" {COMMANDS_FD}<&{given[0]} {EVENTS_FD}>&{given[1]}'
+        provided = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, MIN_FD) for descriptor in (commands, events)]
+        redirect = f'exec "$0" "$@" {COMMANDS_FD}<&{provided[0]} {EVENTS_FD}>&{provided[1]}'
         self._process = subprocess.Popen(
-            ["bash", "-c", redirect, *command], pass_fds=given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            ["bash", "-c", redirect, *command], pass_fds=provided, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        for descriptor in given:
+        for descriptor in provided:
             os.close(descriptor)
         os.close(commands)
         os.close(events)
@@ -81,7 +81,7 @@ class BrowserPage:
             if answer.get("id") == self._last_id:
                 assert "error" not in answer, (method, answer["error"])
                 return answer["result"]
-            self._note(answer)
+            self._record(answer)
 
     def open(self, url: str) -> None:
         self.call("Page.navigate", url=url)
@@ -112,7 +112,7 @@ class BrowserPage:
         message, _, self._rest = self._rest.partition(b"\0")
         return json.loads(message)
 
-    def _note(self, event: dict[str, Any]) -> None:
+    def _record(self, event: dict[str, Any]) -> None:
         params = event.get("params", {})
         match event.get("method"):
             case "Runtime.exceptionThrown":

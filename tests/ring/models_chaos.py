@@ -107,7 +107,7 @@ class ModelsChaos:
                 if limit_s == REQUEST_TIMEOUT_S:
                     self.counts.wrong.append(f"{name} {index}: no end after {limit_s:g} s: {attempt}")
             except (AssertionError, httpx.HTTPError) as error:
-                self._note_cut(attempt, index, error)
+                self._record_cut(attempt, index, error)
             else:
                 self._check(found, name, index)
 
@@ -133,7 +133,7 @@ class ModelsChaos:
                 self.counts.wrong.append(f"{name} {index}: {found} instead of {expected}")
                 return
 
-    def _note_cut(self, attempt: Attempt, index: int, error: Exception) -> None:
+    def _record_cut(self, attempt: Attempt, index: int, error: Exception) -> None:
         """Counts a request without a proper end: wrong unless a death explains it."""
         expected = self._expected[attempt.name, index]
         is_first_part = expected.token_ids[: len(attempt.token_ids)] == attempt.token_ids

@@ -55,15 +55,15 @@ def check(url: str, call: Call) -> None:
     assert (reply.status, reply.getheader("content-type", "").split(";")[0]) == (call.status, call.type), content
     objects = objects_of(call, content)
     whole = objects if call.type in ("application/x-ndjson", "text/event-stream") else objects[0] if objects else None
-    for pointer, wanted in call.reads.items():
+    for pointer, expected in call.reads.items():
         if pointer == "text":
             found = "".join(filter(None, (find(each, path) for each in objects for path in TEXTS)))
         else:
             found = find(whole, pointer)
-        if isinstance(wanted, str) and wanted in TYPES:
-            assert isinstance(found, TYPES[wanted]), (call.path, pointer, found)
+        if isinstance(expected, str) and expected in TYPES:
+            assert isinstance(found, TYPES[expected]), (call.path, pointer, found)
         else:
-            assert found == wanted, (call.path, pointer, found)
+            assert found == expected, (call.path, pointer, found)
 
 
 def objects_of(call: Call, content: str) -> list[Any]:

@@ -114,10 +114,10 @@ class Run:
         return self._launcher.poll() is None
 
 
-def wait_until(is_there: Callable[[], bool], timeout_s: float, tell: Callable[[], str]) -> None:
+def wait_until(is_there: Callable[[], bool], timeout_s: float, report_progress: Callable[[], str]) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not is_there():
-        assert time.monotonic() < deadline_s, tell()
+        assert time.monotonic() < deadline_s, report_progress()
         time.sleep(0.02)
 
 
@@ -149,7 +149,7 @@ ENDS: tuple[End, ...] = (end_by_kill, end_by_command, end_under_load, end_by_sig
 
 
 def start_and_stop(
-    model_dir: Path, times: int, tell: Callable[[str], None], kill_timeout_s: float = KILL_TIMEOUT_S
+    model_dir: Path, times: int, report_progress: Callable[[str], None], kill_timeout_s: float = KILL_TIMEOUT_S
 ) -> None:
     """Starts and stops servers. Fails if one leaves anything behind."""
     for number in range(times):
@@ -162,7 +162,9 @@ def start_and_stop(
                 end(run)
             finally:
                 run.kill_all()
-            tell(f"{number + 1}: ready in {ready_s - began_s:.1f} s, {end.__name__} {time.monotonic() - ready_s:.1f} s")
+            report_progress(
+                f"{number + 1}: ready in {ready_s - began_s:.1f} s, {end.__name__} {time.monotonic() - ready_s:.1f} s"
+            )
             assert list(Path(directory).iterdir()) == []
             assert run.shared_memory() == []
 

@@ -91,7 +91,7 @@ def test_without_tools_there_is_no_call_and_a_choice_forces_another(client: Open
         assert name == "get_time"
 
 
-def test_a_call_goes_on_when_the_scheduler_dies_in_the_middle_of_it(ring: RingClient, client: OpenAI):
+def test_a_call_continues_when_the_scheduler_dies_in_the_middle_of_it(ring: RingClient, client: OpenAI):
     """It dies at the first piece of each try, until one was not over before."""
     for _ in range(MAX_TRIES):
         before, status = ring.num_continued(), ring.status("scheduler")

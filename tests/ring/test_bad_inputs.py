@@ -186,7 +186,7 @@ def test_what_is_no_http_is_refused(server: Server, sent: bytes, status: int):
     server.check()
 
 
-def test_half_a_request_and_nothing_more_harms_nobody(server: Server):
+def test_half_a_request_and_nothing_more_harms_no_one(server: Server):
     with socket.create_connection(server.address, timeout=TIMEOUT_S) as idle, idle.dup() as other:
         idle.sendall(POST + b"Content-Length: 100\r\n\r\n{")
         other.shutdown(socket.SHUT_WR)

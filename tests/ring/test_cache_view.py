@@ -30,7 +30,7 @@ def test_what_is_found_of_a_prompt_is_what_a_request_then_finds(plain_ring: Ring
     assert again["usage"]["cached_tokens"] == shown["hit_tokens"]
 
 
-def test_a_text_that_goes_on_differently(plain_ring: RingClient):
+def test_a_text_that_continues_differently(plain_ring: RingClient):
     text = "Once upon a time there was a scheduler that told everyone why they had to wait."
     salt = {"cache_salt": "differs"}
     request = body(text, max_tokens=1, stream=False, **salt)

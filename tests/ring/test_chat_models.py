@@ -31,7 +31,7 @@ def page(models: ModelsServer) -> Iterator[BrowserPage]:
         assert page.problems == []
 
 
-def say(page: BrowserPage, text: str) -> None:
+def show(page: BrowserPage, text: str) -> None:
     page.run(f"document.getElementById('text').value = {text!r}; document.getElementById('composer').requestSubmit()")
 
 
@@ -50,7 +50,7 @@ def press(page: BrowserPage, key: str, code: int) -> None:
 
 
 def test_an_answer_waits_for_its_model_and_shows_the_progress(page: BrowserPage, models: ModelsServer):
-    say(page, "hello")
+    show(page, "hello")
     page.wait_for(f"{LAST}.querySelector('.wait')?.textContent === 'loading weights 43 % …'")
     models.set("small", "loaded")
     page.wait_for(IDLE)
@@ -71,7 +71,7 @@ def test_a_model_is_chosen_by_keyboard_for_one_conversation(page: BrowserPage, m
     press(page, "Escape", 27)
     assert page.run("[document.activeElement.id, document.querySelector(':popover-open')]") == ["model", None]
     models.set("large", "loaded")
-    say(page, "and you?")
+    show(page, "and you?")
     page.wait_for(f"{IDLE} && {LAST}.innerText.includes('I am large.')")
     assert [request["model"] for request in models.requests] == ["small", "large"]
     page.open(models.url)
@@ -95,7 +95,7 @@ def test_a_model_is_loaded_and_unloaded_in_the_menu(page: BrowserPage, models: M
 
 def test_a_server_without_room_is_asked_again(page: BrowserPage, models: ModelsServer):
     models.is_full = True
-    say(page, "again")
+    show(page, "again")
     page.wait_for(f"{LAST}.querySelector('.error')?.textContent === 'large still loads (try again in 7 s)'")
     page.problems.clear()  # the browser's own message about the 503
     models.is_full = False
@@ -116,7 +116,7 @@ def test_tools_are_played_by_hand(page: BrowserPage, models: ModelsServer):
         )
         assert wrong in page.run("document.getElementById('tools-note').textContent")
     page.run("document.getElementById('tools-example').click()")
-    say(page, "weather?")
+    show(page, "weather?")
     page.wait_for(f"{IDLE} && {LAST}.querySelector('.results')")
     assert page.run(f"{LAST}.querySelector('pre').textContent") == '{\n  "city": "Oslo"\n}'
     page.run(f"{LAST}.querySelector('textarea').value = '3 °C'; {LAST}.querySelector('form').requestSubmit()")
@@ -129,7 +129,7 @@ def test_tools_are_played_by_hand(page: BrowserPage, models: ModelsServer):
     ]
     kinds = page.run("[...document.querySelectorAll('#messages .who')].map(item => item.innerText)")
     assert kinds == ["You", "large", "Result of get_weather", "large"]
-    say(page, "and tomorrow?")  # for the next test, which looks at the form
+    show(page, "and tomorrow?")  # for the next test, which looks at the form
     page.wait_for(f"{IDLE} && {LAST}.querySelector('.results')")
 
 

@@ -55,7 +55,7 @@ def page(plain_ring: RingClient) -> Iterator[BrowserPage]:
         assert page.problems == []
 
 
-def say(page: BrowserPage, text: str) -> None:
+def show(page: BrowserPage, text: str) -> None:
     page.run(f"document.getElementById('text').value = {text!r}; document.getElementById('composer').requestSubmit()")
     page.wait_for(IDLE)
 
@@ -82,8 +82,8 @@ def contents(page: BrowserPage) -> list[str]:
 
 
 def test_a_conversation_continues_and_is_kept(page: BrowserPage, plain_ring: RingClient):
-    say(page, "hello")
-    say(page, "and then")
+    show(page, "hello")
+    show(page, "and then")
     first = expected(plain_ring, "hello")
     assert contents(page) == ["hello", first, "and then", expected(plain_ring, "hello", first, "and then")]
     assert page.run(KINDS) == ["user", "assistant"] * 2
@@ -130,7 +130,7 @@ def test_a_stopped_answer_stays_as_far_as_it_came(page: BrowserPage, plain_ring:
 def test_an_error_of_the_server_is_shown(page: BrowserPage):
     page.run("document.getElementById('composer').elements.max_tokens.value = 10 ** 9 * 9")
     page.run("document.getElementById('settings').dispatchEvent(new Event('change'))")
-    say(page, "again")
+    show(page, "again")
     assert "max_tokens must be" in page.run("document.querySelector('#messages .error').textContent")
     page.problems.clear()  # the browser's own message about the 400
 

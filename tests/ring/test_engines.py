@@ -49,7 +49,7 @@ def undisturbed(ring: RingClient, requests: list[dict[str, Any]]) -> list[Genera
     return replies
 
 
-def test_streams_of_a_dead_engine_go_on_at_the_other_at_once(
+def test_streams_of_a_dead_engine_continue_at_the_other_at_once(
     ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated]
 ):
     for num_deaths, victim in enumerate(("scheduler-2", "scheduler"), 1):

@@ -102,24 +102,24 @@ async def first_token_s(client: httpx.AsyncClient) -> float:
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_others_have_their_first_token_soon_beside_one_body(ring: RingClient, name: str):
+def test_others_have_their_first_token_soon_next_to_one_body(ring: RingClient, name: str):
     async def run() -> None:
         path, body = BODIES[name]
         async with ring.connect() as client:
             alone_s = [await first_token_s(client) for _ in range(NUM_ALONE)]
             before = slowness()
             large = asyncio.create_task(client.post(path, json=body))
-            beside_s: list[float] = []
+            extra_s: list[float] = []
             end_s = time.monotonic() + WATCH_S
             while not large.done() and time.monotonic() < end_s:
-                beside_s.append(await first_token_s(client))
+                extra_s.append(await first_token_s(client))
             large.cancel()
             (outcome,) = await asyncio.gather(large, return_exceptions=True)
             if isinstance(outcome, httpx.Response):
                 assert outcome.status_code == (400 if name in REFUSED else 200), outcome.text[:500]
-            if beside_s:
+            if extra_s:
                 later_s = LATER_S * max(before, slowness())
-                assert statistics.median(beside_s) <= statistics.median(alone_s) + later_s, sorted(beside_s)
+                assert statistics.median(extra_s) <= statistics.median(alone_s) + later_s, sorted(extra_s)
             await asyncio.to_thread(ring.wait_until_empty)
 
     asyncio.run(run())

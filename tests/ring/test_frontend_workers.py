@@ -341,7 +341,7 @@ def test_each_frontend_knows_the_load_of_all_and_aborts_requests_of_all(ring: Ri
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_frontend_that_does_not_answer_holds_nobody_up(ring: RingClient, how: signal.Signals):
+def test_a_frontend_that_does_not_answer_holds_no_one_up(ring: RingClient, how: signal.Signals):
     """Its series are missing from the scrape, which reports this if the frontend existed."""
 
     async def run(pinned: dict[int, httpx.AsyncClient]) -> None:

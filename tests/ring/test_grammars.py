@@ -187,7 +187,7 @@ def test_choices_have_a_grammar_each_and_logprobs_of_the_model_itself(ring: Ring
     assert first["logprobs"]["token_logprobs"] == pytest.approx(expected, abs=2e-3)
 
 
-def test_a_stop_string_and_min_tokens_hold_beside_a_grammar(ring: RingClient) -> None:
+def test_a_stop_string_and_min_tokens_hold_next_to_a_grammar(ring: RingClient) -> None:
     stopped = ring.generate("ROMEO:", max_tokens=400, stop='"age"', **COMPACT)
     assert stopped.finish_reason == "stop"
     assert '"age"' not in stopped.text
@@ -218,7 +218,7 @@ def expected(ring: RingClient) -> list[Generated]:
 
 
 @pytest.mark.parametrize("process", ["scheduler", "tokenizer", "detokenizer"])
-def test_json_goes_on_exactly_where_a_process_dies(ring: RingClient, expected: list[Generated], process: str) -> None:
+def test_json_continues_exactly_where_a_process_dies(ring: RingClient, expected: list[Generated], process: str) -> None:
     num_tokens, num_restarts = 0, 0
 
     def kill_in_the_middle(num_new: int) -> None:
@@ -244,7 +244,7 @@ def check_long(output: Generated) -> None:
         jsonschema.validate(person, PERSON)
 
 
-def test_bad_grammars_do_not_end_the_streams_beside_them(ring: RingClient) -> None:
+def test_bad_grammars_do_not_end_the_streams_next_to_them(ring: RingClient) -> None:
     nasty = [
         {"guided_json": {"$ref": "#"}},
         {"guided_json": {"$ref": "#/$defs/d0", "$defs": chain_of_references(1_500)}},

@@ -81,7 +81,7 @@ def test_continue_sees_that_the_model_fills_gaps(ring: RingClient) -> None:
     assert fill.body["suffix"] == SUFFIX
 
 
-def test_a_fill_goes_on_when_processes_die(ring: RingClient) -> None:
+def test_a_fill_continues_when_processes_die(ring: RingClient) -> None:
     asked = {"prompt": PREFIX, "suffix": SUFFIX, "temperature": 0, "max_tokens": 120, "ignore_eos": True}
     (before,) = post(ring, "/v1/completions", **asked).json()["choices"]
     killed = False

@@ -28,7 +28,7 @@ def test_a_killed_process_is_replaced(ring: RingClient):
     ring.wait_for_restart("tokenizer", num_restarts)
 
 
-def test_a_stopped_process_goes_on_after_its_time(ring: RingClient):
+def test_a_stopped_process_continues_after_its_time(ring: RingClient):
     status = ring.status("detokenizer")
     done = inject(ring, "stop", "detokenizer", "--seconds", "0.3")
     assert done.returncode == 0, done.stderr
@@ -53,7 +53,7 @@ def test_a_step_that_raises_fails_its_row_alone(ring: RingClient):
     ring.generate([5, 319, 318, 319], max_tokens=5)
 
 
-def test_what_cannot_be_done_is_told(ring: RingClient):
+def test_what_cannot_be_done_is_notified(ring: RingClient):
     for arguments, text in (
         (("kill", "tokeniser"), "tokeniser"),
         (("drop", "scheduler"), "FROM:TO"),

@@ -55,7 +55,7 @@ def test_small_requests_overtake_large_ones(ring: RingClient):
     asyncio.run(run())
 
 
-def test_nothing_is_left_of_what_a_client_that_has_left_asked_for(ring: RingClient):
+def test_nothing_is_left_of_what_a_client_that_has_left_requested(ring: RingClient):
     async def run() -> None:
         async with ring.connect() as client:
             large = await begin_large(ring, client)
@@ -88,7 +88,7 @@ def test_hostile_requests_are_refused_while_others_are_served(ring: RingClient, 
     asyncio.run(run())
 
 
-def test_ids_that_are_given_again_and_again_cost_no_more(ring: RingClient):
+def test_ids_that_are_provided_again_and_again_cost_no_more(ring: RingClient):
     async def run() -> None:
         async with ring.connect() as client:
             ids = {"allowed_token_ids": [7, 8] * 500_000, "stop_token_ids": [9] * 500_000}

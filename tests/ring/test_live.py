@@ -115,8 +115,8 @@ def test_a_prompt_is_sent_as_a_message_of_a_chat(shown: BrowserPage, faulty_ring
     reply = httpx.post(f"{faulty_ring.url}/v1/chat/completions", json=body, timeout=60).json()
     output = shown.run("document.getElementById('output').textContent")  # with the token that ends it
     assert output.startswith(reply["choices"][0]["message"]["content"])
-    note = shown.run("document.getElementById('play-note').textContent")
-    assert note.startswith(f"{reply['usage']['prompt_tokens']} prompt tokens ")
+    record = shown.run("document.getElementById('play-note').textContent")
+    assert record.startswith(f"{reply['usage']['prompt_tokens']} prompt tokens ")
     shown.run("document.querySelector('[value=prompt]').click()")
 
 

@@ -41,7 +41,7 @@ def give_key(page: BrowserPage, key: str) -> None:
     page.run("document.getElementById('gate-form').requestSubmit()")
 
 
-def test_it_asks_for_a_key_tells_what_was_before_and_is_grey_when_the_server_is_gone(
+def test_it_requests_a_key_reports_what_was_before_and_is_grey_when_the_server_is_gone(
     page: BrowserPage, server: ServerProcess
 ):
     target = server.wait_until_ready(READY_TIMEOUT_S)

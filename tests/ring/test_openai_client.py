@@ -75,7 +75,7 @@ def test_a_stream_is_the_completion(client: OpenAI):
 
 
 @pytest.mark.parametrize("is_chat", [False, True])
-def test_every_chunk_tells_the_usage_up_to_itself(client: OpenAI, is_chat: bool):
+def test_every_chunk_reports_the_usage_up_to_itself(client: OpenAI, is_chat: bool):
     text = f"The {'second' if is_chat else 'first'} scene, in which nobody speaks.\n" * 4
     options: dict[str, Any] = {"include_usage": True, "continuous_usage_stats": True}
     params: dict[str, Any] = {"model": BARD, "max_tokens": 8, "stream": True, "stream_options": options}
@@ -238,7 +238,7 @@ def test_a_chat(client: OpenAI):
     assert chunks[-1].choices[0].finish_reason == choice.finish_reason
 
 
-def test_a_chat_goes_on_in_the_last_message(client: OpenAI):
+def test_a_chat_continues_in_the_last_message(client: OpenAI):
     messages: Any = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "But soft, what"}]
     extra = {"continue_final_message": True, "add_generation_prompt": False, "echo": True}
     reply = client.chat.completions.create(model=BARD, messages=messages, max_tokens=4, extra_body=extra)

@@ -71,7 +71,7 @@ def undisturbed(ring: RingClient) -> dict[str, Choices]:
     ("path", "body", "process"),
     [(*COMPLETION, "tokenizer"), (*COMPLETION, "scheduler"), (*CHAT, "scheduler"), (*CHAT, "detokenizer")],
 )
-def test_choices_go_on(
+def test_choices_continue(
     ring: RingClient, undisturbed: dict[str, Choices], path: str, body: dict[str, Any], process: str
 ):
     expected = undisturbed[path]

@@ -65,7 +65,7 @@ def test_a_deadline_in_any_stage_returns_what_there_is_and_frees_all(ring: RingC
     ring.wait_until_empty()
 
 
-def test_a_scheduler_that_stands_still_keeps_nobody_waiting(ring: RingClient):
+def test_a_scheduler_that_stands_still_keeps_no_one_waiting(ring: RingClient):
     pid = ring.status("scheduler")["pid"]
     os.kill(pid, signal.SIGSTOP)
     try:

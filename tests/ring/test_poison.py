@@ -67,7 +67,7 @@ def killed(ring: RingClient) -> Killed:
     return Killed(got, undisturbed, refusal, num_restarts)
 
 
-def test_the_culprit_is_refused_and_nobody_else(ring: RingClient, killed: Killed):
+def test_the_culprit_is_refused_and_no_one_else(ring: RingClient, killed: Killed):
     assert killed.refusal.status_code == 500
     assert "reference" in killed.refusal.json()["error"]["message"]
     for now, before in zip(killed.got, killed.undisturbed, strict=True):

@@ -25,7 +25,7 @@ def ring(twin_ring: RingClient) -> Iterator[RingClient]:
     twin_ring.instruct("scheduler", ClearFaults())
 
 
-def test_the_culprit_is_refused_and_nobody_else(ring: RingClient):
+def test_the_culprit_is_refused_and_no_one_else(ring: RingClient):
     requests = [
         body([7 + index, 8, 9], max_tokens=200, ignore_eos=True, temperature=index % 2, seed=index)
         for index in range(NUM_REQUESTS)

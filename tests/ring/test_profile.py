@@ -141,7 +141,7 @@ def test_each_c_kernel_is_a_slice_within_its_step(trace: Trace, c_kernels: froze
         assert one["ts"] + one["dur"] <= steps[step][1] + ROUNDING_US, one
 
 
-def test_torch_and_we_note_the_same_steps_within_a_millisecond(trace: Trace):
+def test_torch_and_we_record_the_same_steps_within_a_millisecond(trace: Trace):
     theirs = {one["name"]: one for one in trace.slices("scheduler", "user_annotation")}
     steps = [one for one in trace.slices("scheduler", "sluice") if one["name"].startswith("step ")]
     shared = [(one, theirs[one["name"]]) for one in steps if one["name"] in theirs]

@@ -20,7 +20,7 @@ def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
     return start_ring(tiny_checkpoint, *RESTART_FLAGS, "--admin-key", ADMIN_KEY, "--tensor-parallel", "2")
 
 
-def test_streams_go_on_exactly_when_any_rank_dies(ring: RingClient, requests: list[dict[str, Any]]):
+def test_streams_continue_exactly_when_any_rank_dies(ring: RingClient, requests: list[dict[str, Any]]):
     undisturbed = ring.generate_all(requests)
     for num_deaths, victim in enumerate(("rank1", "scheduler"), 1):
         num_tokens = 0

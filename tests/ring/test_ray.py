@@ -121,7 +121,9 @@ def interrupt(server: ServerProcess, nodes: Nodes) -> None:
 
 
 @pytest.mark.parametrize("nodes", [2], indirect=True)
-def test_streams_of_a_node_that_is_killed_go_on_and_its_engine_is_placed_elsewhere(tiny_checkpoint: Path, nodes: Nodes):
+def test_streams_of_a_node_that_is_killed_continue_and_its_engine_is_placed_elsewhere(
+    tiny_checkpoint: Path, nodes: Nodes
+):
     node = nodes.add(num_cpus=2)
     with started_server([*nodes.flags(tiny_checkpoint), "--data-parallel", "2"], READY_TIMEOUT_S) as (server, target):
         ring = RingClient(f"http://{target.host}:{target.port}", server.run_dir)

@@ -55,7 +55,7 @@ def chat(ring: RingClient, content: str, **body: Any) -> dict[str, Any]:
     return post(ring, "/v1/chat/completions", messages=[{"role": "user", "content": content}], **body)["choices"][0]
 
 
-def said(choice: dict[str, Any]) -> tuple[str | None, str | None, list[str]]:
+def stated(choice: dict[str, Any]) -> tuple[str | None, str | None, list[str]]:
     """Returns the reasoning, the content and the names of the calls."""
     message = choice["message"]
     calls = [call["function"]["name"] for call in message.get("tool_calls") or ()]
@@ -66,29 +66,29 @@ def said(choice: dict[str, Any]) -> tuple[str | None, str | None, list[str]]:
 def test_a_grammar_begins_when_the_thought_has_ended(ring: RingClient, content: str, reasoning: str):
     """The text that the model would write instead does not matter."""
     choice = chat(ring, content, structured_outputs=FORMAT, max_tokens=200)
-    thought, answer, calls = said(choice)
+    thought, answer, calls = stated(choice)
     assert (thought, calls, choice["finish_reason"]) == (reasoning, [], "stop")
     assert json.loads(answer or "").keys() == {"ok"}
 
 
 def test_a_grammar_begins_at_once_where_the_prompt_has_closed_the_thought(ring: RingClient):
     choice = chat(ring, "json", structured_outputs=FORMAT, reasoning_effort="none")
-    thought, answer, calls = said(choice)
+    thought, answer, calls = stated(choice)
     assert (thought, calls, choice["finish_reason"]) == (None, [], "stop")
     assert json.loads(answer or "").keys() == {"ok"}
 
 
 def test_an_answer_with_tools_is_a_call_or_what_it_must_be(ring: RingClient):
     asked: Any = {"structured_outputs": FORMAT, "tools": TOOLS, "max_tokens": 300}
-    assert said(chat(ring, "call", **asked)) == ("I need the time.", None, ["now"])
-    thought, answer, calls = said(chat(ring, "json", **asked))
+    assert stated(chat(ring, "call", **asked)) == ("I need the time.", None, ["now"])
+    thought, answer, calls = stated(chat(ring, "json", **asked))
     assert (thought, json.loads(answer or "").keys(), calls) == ("Is it? Yes.", {"ok"}, [])
 
 
 @pytest.mark.parametrize("content", ["json", "self", "call"])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
 def test_a_call_is_forced_after_the_thought(ring: RingClient, content: str, choice: Any):
-    thought, answer, calls = said(chat(ring, content, tools=TOOLS, tool_choice=choice, structured_outputs=FORMAT))
+    thought, answer, calls = stated(chat(ring, content, tools=TOOLS, tool_choice=choice, structured_outputs=FORMAT))
     assert (bool(thought), answer, calls) == (True, None, ["now"])
     kind = "any" if choice == "required" else "tool"
     message = post(
@@ -109,7 +109,7 @@ def test_a_call_is_forced_after_the_thought(ring: RingClient, content: str, choi
 
 
 def test_no_effort_closes_a_thought_that_the_template_opens(ring: RingClient):
-    assert said(chat(ring, "long", reasoning_effort="none", max_tokens=60))[:2] == (None, JSON)
+    assert stated(chat(ring, "long", reasoning_effort="none", max_tokens=60))[:2] == (None, JSON)
     response = post(ring, "/v1/responses", input="long", reasoning={"effort": "none"}, max_output_tokens=60)
     assert [item["type"] for item in response["output"]] == ["message"]
     off = {"thinking": {"type": "disabled"}, "messages": [{"role": "user", "content": "long"}], "max_tokens": 60}
@@ -123,12 +123,12 @@ def test_a_thought_is_closed_at_its_budget(ring: RingClient, budget: int):
     ids = held["token_ids"]
     assert ids[:budget] == free[:budget]
     assert ids[budget] != free[budget]
-    thought = said(held)[0] or ""
+    thought = stated(held)[0] or ""
     assert LONG.startswith(thought)
     assert (len(thought) > 0) == (budget > 0)
     both = chat(ring, "long", max_tokens=400, thinking_token_budget=budget, structured_outputs=FORMAT)
     assert both["finish_reason"] == "stop"
-    assert (said(both)[0] or "", json.loads(said(both)[1] or "").keys()) == (thought, {"ok"})
+    assert (stated(both)[0] or "", json.loads(stated(both)[1] or "").keys()) == (thought, {"ok"})
 
 
 def test_a_budget_changes_nothing_where_it_is_not_reached(ring: RingClient):

@@ -205,7 +205,7 @@ def test_a_dead_frontend_accepts_again_and_its_orphans_end(
     ring.wait_until_empty()
 
 
-def test_paused_lines_go_on_exactly_in_the_next_scheduler(ring: RingClient):
+def test_paused_lines_continue_exactly_in_the_next_scheduler(ring: RingClient):
     """Requests with the priority of batches, which yield to streams; then their scheduler dies."""
     sampling = {"max_tokens": 150, "ignore_eos": True}
     lines = [body([5 + number, 6, 7, 8], **sampling, priority=YIELDING_PRIORITY) for number in range(16)]

@@ -84,21 +84,21 @@ class Load:
 
     async def wait_for_replies(self, num_more: int) -> None:
         """Waits until every client has received a token and there are `num_more` more complete replies."""
-        wanted = self.num_replies + num_more
+        target = self.num_replies + num_more
         async with asyncio.timeout(COMMAND_TIMEOUT_S):
-            while self.num_replies < wanted:
+            while self.num_replies < target:
                 await asyncio.sleep(0.02)
 
     async def _be_client(self, client: httpx.AsyncClient, index: int) -> None:
         while not self._is_over:
             start_s = last_s = time.monotonic()
 
-            def note(num_tokens: int) -> None:
+            def record(num_tokens: int) -> None:
                 nonlocal last_s
                 now_s = time.monotonic()
                 self.longest_pause_s, last_s = max(self.longest_pause_s, now_s - last_s), now_s
 
-            got = await collect(client, self._requests[index], note)
+            got = await collect(client, self._requests[index], record)
             check_same([got], [self._expected[index]])
             self.num_replies += 1
             self.num_attempts += got.attempts

@@ -105,7 +105,7 @@ def test_a_process_that_was_stopped(ring: RingClient, expected: list[Generated],
     assert "T (stopped)" in (snapshot / "processes/detokenizer/status").read_text()
 
 
-def test_a_queue_that_nobody_leaves(ring: RingClient, expected: list[Generated], snapshot_dir: Path):
+def test_a_queue_that_no_one_leaves(ring: RingClient, expected: list[Generated], snapshot_dir: Path):
     before = num_stalls(ring)
     check_continued(ring, "scheduler", expected, lambda: starve(ring))
     assert num_stalls(ring) == before | {"queue": before.get("queue", 0) + 1}

@@ -47,9 +47,9 @@ def post(url: str, request_id: str, **headers: str) -> httpx.Response:
 
 
 @pytest.fixture(scope="module")
-def told(tiny_checkpoint: Path) -> Iterator[tuple[Collector, Told]]:
+def reported(tiny_checkpoint: Path) -> Iterator[tuple[Collector, Told]]:
     """A server that served a request, another while its detokenizer died, and one that is not sampled."""
-    told = Told()
+    reported = Told()
     with Collector() as collector:
         flags = ["--model", str(tiny_checkpoint), "--cpu-threads", "1", "--dtype", "float32"]
         server = ServerProcess(
@@ -66,19 +66,19 @@ def told(tiny_checkpoint: Path) -> Iterator[tuple[Collector, Told]]:
             assert interrupted.result().status_code == 200
             client.wait_for_restart("detokenizer", 1)
             client.wait_until_empty()
-            told["processes"] = set(client.health()["processes"])
-            told["requests"] = {
+            reported["processes"] = set(client.health()["processes"])
+            reported["requests"] = {
                 name: httpx.get(f"{client.url}/requests/{name}", timeout=TIMEOUT_S).json()["choices"][0]
                 for name in ("plain", "interrupted")
             }
         finally:
-            told["exit_code"] = server.stop()
-            told["lines"] = [line for _, line in server.log]
-        yield collector, told
+            reported["exit_code"] = server.stop()
+            reported["lines"] = [line for _, line in server.log]
+        yield collector, reported
 
 
-def test_every_line_of_the_log_is_json(told: tuple[Collector, Told]):
-    lines = [json.loads(line) for line in told[1]["lines"]]
+def test_every_line_of_the_log_is_json(reported: tuple[Collector, Told]):
+    lines = [json.loads(line) for line in reported[1]["lines"]]
     required = {"time", "level", "process", "pid", "logger", "message"}
     assert all(required <= line.keys() for line in lines)
     assert "launcher" in {line["process"] for line in lines}
@@ -90,17 +90,17 @@ def test_every_line_of_the_log_is_json(told: tuple[Collector, Told]):
     assert any(line["message"].startswith("ready in ") for line in lines)
 
 
-def test_the_spans_of_a_request_are_its_timeline(told: tuple[Collector, Told]):
-    collector, shown = told[0], told[1]["requests"]["plain"]
+def test_the_spans_of_a_request_are_its_timeline(reported: tuple[Collector, Told]):
+    collector, shown = reported[0], reported[1]["requests"]["plain"]
     (root,) = [root for root in collector.roots() if values(root.attributes)["sluice.request_id"] == "plain"]
     assert (root.trace_id.hex(), root.parent_span_id.hex()) == (TRACE_ID, SPAN_ID)
     spans = collector.below(root)
     begin_ns = root.start_time_unix_nano
-    told_stages = [(span.name, (span.start_time_unix_nano - begin_ns) / 1e6) for span in spans]
+    reported_stages = [(span.name, (span.start_time_unix_nano - begin_ns) / 1e6) for span in spans]
     expected = [(stage["stage"], stage["begin_ms"]) for stage in shown["stages"]]
-    assert [name for name, _ in told_stages] == [name for name, _ in expected]
-    assert [ms for _, ms in told_stages] == pytest.approx([ms for _, ms in expected], abs=0.01)
-    assert {name for name, _ in told_stages} == STAGES
+    assert [name for name, _ in reported_stages] == [name for name, _ in expected]
+    assert [ms for _, ms in reported_stages] == pytest.approx([ms for _, ms in expected], abs=0.01)
+    assert {name for name, _ in reported_stages} == STAGES
     assert all(begin_ns <= span.start_time_unix_nano <= span.end_time_unix_nano for span in spans)
     assert spans[-1].end_time_unix_nano <= root.end_time_unix_nano
     attributes = values(root.attributes)
@@ -109,8 +109,8 @@ def test_the_spans_of_a_request_are_its_timeline(told: tuple[Collector, Told]):
     assert attributes["gen_ai.request.temperature"] == 0.0
 
 
-def test_a_restart_in_the_middle_is_an_event(told: tuple[Collector, Told]):
-    collector, shown = told[0], told[1]["requests"]["interrupted"]
+def test_a_restart_in_the_middle_is_an_event(reported: tuple[Collector, Told]):
+    collector, shown = reported[0], reported[1]["requests"]["interrupted"]
     (root,) = [root for root in collector.roots() if values(root.attributes)["sluice.request_id"] == "interrupted"]
     assert root.parent_span_id == b""
     assert "restart" in [event.name for event in root.events]
@@ -120,8 +120,8 @@ def test_a_restart_in_the_middle_is_an_event(told: tuple[Collector, Told]):
     assert set(last) - {"restart"} == STAGES - {"accept"}
 
 
-def test_what_the_client_does_not_sample_is_not_sent_and_the_server_ends_well(told: tuple[Collector, Told]):
-    collector, shown = told
+def test_what_the_client_does_not_sample_is_not_sent_and_the_server_ends_well(reported: tuple[Collector, Told]):
+    collector, shown = reported
     assert {values(root.attributes)["sluice.request_id"] for root in collector.roots()} == {"plain", "interrupted"}
     assert collector.resource["service.name"] == "sluice"
     assert shown["processes"] == {"frontend", "tokenizer", "tokenizer-2", "scheduler", "detokenizer"}

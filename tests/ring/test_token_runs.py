@@ -90,12 +90,12 @@ async def test_events_bring_runs_in_order_with_their_logprobs(
     for request, reply in zip(requests(), without_drafts, strict=True):
         *events, last = await collect(drafting, {**request, "stream": True})
         sizes.update(len(event["token_ids"]) for event in events)
-        told = [*events, last]
-        assert "".join(event["text"] for event in told) == reply["text"]
-        assert [token_id for event in told for token_id in event["token_ids"]] == reply["token_ids"]
+        reported = [*events, last]
+        assert "".join(event["text"] for event in reported) == reply["text"]
+        assert [token_id for event in reported for token_id in event["token_ids"]] == reply["token_ids"]
         if reply["logprobs"]:
-            assert [token for event in told for token in event["logprobs"]] == reply["logprobs"]
-            assert all(len(event["logprobs"]) == len(event["token_ids"]) for event in told)
+            assert [token for event in reported for token in event["logprobs"]] == reply["logprobs"]
+            assert all(len(event["logprobs"]) == len(event["token_ids"]) for event in reported)
     assert sizes >= {1, 2, 3, 4, 5}
 
 

@@ -160,7 +160,7 @@ def stream_raw(ring: RingClient, kill: str | None = None) -> Seen:
 
 
 @pytest.mark.parametrize("process", ["scheduler", "detokenizer"])
-def test_a_call_goes_on_when_a_process_dies_in_the_middle_of_it(ring: RingClient, process: str):
+def test_a_call_continues_when_a_process_dies_in_the_middle_of_it(ring: RingClient, process: str):
     expected = stream_raw(ring)
     assert [call["name"] for call in expected.calls] == ["get_weather", "now"]
     assert json.loads(expected.calls[0]["arguments"]) == WEATHER
@@ -270,7 +270,9 @@ def test_errors_are_those_of_the_messages_client(messages_client: "Anthropic"):
     assert raised.value.type == "not_found_error"
 
 
-def test_a_message_goes_on_when_a_process_dies_in_the_middle_of_a_call(ring: RingClient, messages_client: "Anthropic"):
+def test_a_message_continues_when_a_process_dies_in_the_middle_of_a_call(
+    ring: RingClient, messages_client: "Anthropic"
+):
     expected = messages_client.messages.create(messages=[QUESTION], **ASKED)
     for _ in range(MAX_TRIES):
         before, num_restarts = ring.num_continued(), ring.status("detokenizer")["num_restarts"]

@@ -35,7 +35,7 @@ def ring(model_dir: Path, reference: "transformers.PreTrainedModel", start_ring:
     return start_ring(model_dir, *RESTART_FLAGS, "--speculative", "ngram", "--max-num-batched-tokens", "16")
 
 
-def test_streams_of_transformers_tokens_go_on_when_the_scheduler_dies(
+def test_streams_of_transformers_tokens_continue_when_the_scheduler_dies(
     ring: RingClient, reference: "transformers.PreTrainedModel"
 ) -> None:
     assert PROMPT_TOKENS + OUTPUT_TOKENS <= CONTEXT

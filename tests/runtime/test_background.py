@@ -30,7 +30,7 @@ def test_outcomes_come_out_and_wake_the_loop() -> None:
     assert threading.active_count() - threads_before <= NUM_THREADS
 
 
-def test_a_call_that_does_not_end_is_given_up_and_the_others_go_on() -> None:
+def test_a_call_that_does_not_end_is_provided_up_and_the_others_continue() -> None:
     woken, release = threading.Event(), threading.Event()
     calls: BackgroundCalls[int, str] = BackgroundCalls(woken.set, 0.2)
 
@@ -57,13 +57,13 @@ def test_a_call_that_waited_too_long_for_a_thread_is_not_made() -> None:
     made: list[int] = []
     calls: BackgroundCalls[int, str] = BackgroundCalls(woken.set, 0.2)
 
-    def note(key: int) -> str:
+    def record(key: int) -> str:
         made.append(key)
         return "made"
 
     for key in range(NUM_THREADS):
         calls.start(key, lambda: str(release.wait(TIMEOUT_S)))
-    calls.start(9, lambda: note(9))
+    calls.start(9, lambda: record(9))
     outcomes: dict[int, str | Exception] = {}
     while len(calls):
         outcomes.update(calls.pop_done())
@@ -71,7 +71,7 @@ def test_a_call_that_waited_too_long_for_a_thread_is_not_made() -> None:
     assert [key for key, outcome in outcomes.items() if isinstance(outcome, NeverBegunError)] == [9]
     release.set()
     calls.timeout_s = TIMEOUT_S
-    calls.start(10, lambda: note(10))
+    calls.start(10, lambda: record(10))
     assert wait_for_all(calls, woken) == {10: "made"}
     assert made == [10]
 

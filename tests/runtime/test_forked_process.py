@@ -166,7 +166,7 @@ def test_ends_have_the_exit_codes_of_programs(code: str, status: int):
     assert (text == "5\n") == ("atexit" in code)
 
 
-def test_nothing_of_the_parent_goes_on_in_a_fork():
+def test_nothing_of_the_parent_continues_in_a_fork():
     """An exception ends the fork; it never reaches the code that called `fork`."""
     own_pid = os.getpid()
     try:

@@ -90,7 +90,7 @@ def test_only_so_many_are_kept(compiler: GrammarCompiler) -> None:
         (LLMatcher.grammar_from_regex("a" * 5_000 + "("), "…"),
     ],
 )
-def test_what_cannot_be_used_is_told_shortly(compiler: GrammarCompiler, text: str, words: str) -> None:
+def test_what_cannot_be_used_is_notified_shortly(compiler: GrammarCompiler, text: str, words: str) -> None:
     with pytest.raises(GrammarError) as raised:
         compiler.compile(text)
     assert words in str(raised.value)

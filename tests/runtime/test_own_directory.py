@@ -94,7 +94,7 @@ def test_others_may_write_only_into_an_empty_directory(tmp_path: Path):
     assert (tmp_path / "run.lock").exists()
 
 
-def test_a_directory_is_emptied_but_for_one_entry(tmp_path: Path):
+def test_a_directory_is_emptied_except_for_one_entry(tmp_path: Path):
     (tmp_path / "deep" / "deeper").mkdir(parents=True)
     (tmp_path / "file").touch()
     (tmp_path / "kept").touch()

@@ -23,7 +23,7 @@ def asked_for(monkeypatch: pytest.MonkeyPatch, model: ModelConfig, folder: Path)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model-00001-of-00002.safetensors", "pytorch_model.bin"])
-def test_all_of_a_checkpoint_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+def test_all_of_a_checkpoint_is_requested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(bytes(SIZE))
     (tmp_path / "tokenizer.json").write_bytes(bytes(SIZE))
     assert asked_for(monkeypatch, ModelConfig(), tmp_path) == [0, PIECE_BYTES]
@@ -36,7 +36,7 @@ def test_of_two_formats_only_the_one_that_is_loaded(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("load_format", "quantization"), [("dummy", "none"), ("auto", "int8")])
-def test_what_is_not_read_is_not_asked_for(
+def test_what_is_not_read_is_not_requested(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     load_format: Literal["auto", "dummy"],
@@ -47,8 +47,8 @@ def test_what_is_not_read_is_not_asked_for(
     assert asked_for(monkeypatch, model, tmp_path) == []
 
 
-def test_what_would_not_stay_in_memory_is_not_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(module, "MOST_OF_MEMORY", 0.0)
+def test_what_would_not_stay_in_memory_is_not_requested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "MAX_OF_MEMORY", 0.0)
     (tmp_path / "model.safetensors").write_bytes(bytes(SIZE))
     assert asked_for(monkeypatch, ModelConfig(), tmp_path) == []
 

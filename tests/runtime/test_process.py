@@ -123,7 +123,7 @@ def test_a_full_disk_is_no_reason_not_to_run(launcher: Launcher, monkeypatch: py
     link.close()
 
 
-def test_a_refused_process_says_why(launcher: Launcher):
+def test_a_refused_process_reports_why(launcher: Launcher):
     with pytest.raises(BootError, match="the launcher refused this scheduler: too old"):
         launcher.connect(Refusal("too old"))
 
@@ -134,7 +134,7 @@ def test_a_process_that_is_stopped_before_it_is_welcome_does_not_run(launcher: L
     link.close()
 
 
-def test_a_launcher_that_does_not_answer_is_given_up(launcher: Launcher, monkeypatch: pytest.MonkeyPatch):
+def test_a_launcher_that_does_not_answer_is_provided_up(launcher: Launcher, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(runtime.process, "WELCOME_TIMEOUT_S", 0.1)
     with pytest.raises(BootError, match="did not answer within"):
         ProcessLink("scheduler", launcher.run_dir)
@@ -259,7 +259,7 @@ def test_a_process_that_serves_ends_with_0(launcher: Launcher, monkeypatch: pyte
     assert launcher.run_dir.pids() == {}
 
 
-def test_a_process_that_cannot_start_tells_its_launcher_and_ends_with_1(
+def test_a_process_that_cannot_start_reports_its_launcher_and_ends_with_1(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ):
     def fail(link: ProcessLink) -> None:
@@ -268,7 +268,7 @@ def test_a_process_that_cannot_start_tells_its_launcher_and_ends_with_1(
     assert run_in_process(launcher, monkeypatch, fail) == (1, [BootFailed("no weights", 512)])
 
 
-def test_a_process_without_a_run_says_so_and_ends_with_1(
+def test_a_process_without_a_run_reports_it_and_ends_with_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr("sys.argv", ["scheduler_proc", "--run-dir", str(tmp_path)])

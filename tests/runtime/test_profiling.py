@@ -86,19 +86,19 @@ def test_a_profile_has_turns_parts_and_frames_and_none_of_it_stays(loop: Loop):
     profile = loop.read_profile(result.text)
     assert [name for name, _, _ in profile.slices] == ["work 2", "turn", "work 3", "turn"]
     (sent,) = profile.sent.values()
-    assert [note[0] for note in sent] == ["StopSeen uid 2", "StopSeen uid 3"]
+    assert [record[0] for record in sent] == ["StopSeen uid 2", "StopSeen uid 3"]
     assert (
-        [note[3:] for note in sent]
-        == [note[3:] for note in profile.received]
+        [record[3:] for record in sent]
+        == [record[3:] for record in profile.received]
         == [(loop.sender.sender_id, n) for n in (2, 3)]
     )
-    assert [note[0] for note in profile.received] == ["StopSeen uid 2", "StopSeen uid 3"]
+    assert [record[0] for record in profile.received] == ["StopSeen uid 2", "StopSeen uid 3"]
     after = [dict(vars(one)) for one in (loop.sender, loop.receiver, loop.receiver.arrivals)]
     assert [set(attributes) for attributes in after] == [set(attributes) for attributes in plain]
     assert not {"receive_control", "wait", "work"} & set(vars(loop))
 
 
-def test_notes_and_samples_are_on_one_clock(loop: Loop):
+def test_records_and_samples_are_on_one_clock(loop: Loop):
     loop.profiler.start(StartProfile())
     for number in range(10):
         loop.turn(number)

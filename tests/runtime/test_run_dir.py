@@ -28,7 +28,7 @@ def test_a_claimed_directory_is_private_and_absolute(tmp_path: Path, monkeypatch
     os.close(lock)
 
 
-def test_a_second_claim_is_refused_until_the_first_is_given_up(tmp_path: Path):
+def test_a_second_claim_is_refused_until_the_first_is_provided_up(tmp_path: Path):
     run_dir, lock = claim(tmp_path / "run")
     with pytest.raises(UsageError, match="another server runs in"):
         claim(tmp_path / "run")
@@ -160,7 +160,7 @@ def test_the_configuration_comes_back_as_it_was(tmp_path: Path):
     assert run_dir.read_config() == CONFIG
 
 
-def test_a_configuration_that_cannot_be_read_is_told(tmp_path: Path):
+def test_a_configuration_that_cannot_be_read_is_notified(tmp_path: Path):
     run_dir = RunDir(tmp_path)
     with pytest.raises(BootError, match="no server runs in"):
         run_dir.read_config()

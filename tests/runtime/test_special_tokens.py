@@ -126,7 +126,9 @@ def test_the_id_of_a_token(tmp_path: Path) -> None:
     assert find_token_id(tmp_path, "<none>") is None
 
 
-def test_a_tokenizer_that_needs_a_missing_package_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_that_needs_a_missing_package_reports_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"")
     monkeypatch.setattr(tokenizer_files, "find_spec", lambda name: None)
     monkeypatch.setattr(tokenizer_files, "import_transformers", object)

@@ -37,7 +37,7 @@ def connect(launcher: Launcher) -> ProcessLink:
         answering.join()
 
 
-def test_it_takes_the_place_it_is_given_and_knows_what_came_before(launcher: Launcher):
+def test_it_takes_the_place_it_is_provided_and_knows_what_came_before(launcher: Launcher):
     link = connect(launcher)
     assert set(launcher.run_dir.pids()) == {"scheduler.next"}
     launcher.control.send("scheduler.next", ProcessTable(()))

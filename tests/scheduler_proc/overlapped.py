@@ -153,8 +153,8 @@ class OverlappedRunner:
             return output
         self.num_ghosts += sum(is_ghost)
         rows, tokens = rows_of_samples(launched.batch), unpack_int32(output.next_tokens)
-        told = [GHOST if is_ghost[row] else token for row, token in zip(rows, tokens, strict=True)]
-        return msgspec.structs.replace(output, next_tokens=pack_int32(told))
+        reported = [GHOST if is_ghost[row] else token for row, token in zip(rows, tokens, strict=True)]
+        return msgspec.structs.replace(output, next_tokens=pack_int32(reported))
 
 
 def filled(

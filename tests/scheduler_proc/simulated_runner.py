@@ -190,12 +190,16 @@ class SimulatedRunner:
         if self.states is not None:
             self._run_recurrent(batch, self.states[0])
         sampled = self._sample(batch, row_tables)
-        wanted = unpack_int32(batch.num_logprobs) or [-1] * len(sampled)
-        is_told, counts = self._withhold(sampled)
-        told = [(one, count) for one, count, tells in zip(sampled, wanted, is_told, strict=True) if tells]
-        positions = [(one.last_value, one.token_id) for one, count in told if count >= 0]
-        logprobs = pack_logprobs(positions, max(wanted), self.vocab_size) if positions else None
-        next_tokens = pack_int32(one.token_id for one, _ in told)
+        num_logprobs = unpack_int32(batch.num_logprobs) or [-1] * len(sampled)
+        is_notified, counts = self._withhold(sampled)
+        reported = [
+            (one, count)
+            for one, count, is_reported in zip(sampled, num_logprobs, is_notified, strict=True)
+            if is_reported
+        ]
+        positions = [(one.last_value, one.token_id) for one, count in reported if count >= 0]
+        logprobs = pack_logprobs(positions, max(num_logprobs), self.vocab_size) if positions else None
+        next_tokens = pack_int32(one.token_id for one, _ in reported)
         pooled = pool(batch, lambda index: self._held(slots[index]))
         return ForwardOutput(batch.step_id, next_tokens, logprobs, self._logprob(batch, slots), counts, pooled)
 
@@ -281,10 +285,10 @@ class SimulatedRunner:
         counts = {
             row: self.withholds.choice((num, num, self.withholds.randint(0, num))) for row, num in num_sampled.items()
         }
-        is_told: list[bool] = []
+        is_notified: list[bool] = []
         for row, num in num_sampled.items():
-            is_told += [index < counts[row] for index in range(num)]
-        return is_told, pack_int32(counts.values())
+            is_notified += [index < counts[row] for index in range(num)]
+        return is_notified, pack_int32(counts.values())
 
     def _logprob(self, batch: Batch, slots: "array[int]") -> LogprobColumns | None:
         if batch.prompt_logprobs is None:

@@ -15,7 +15,7 @@ def run(launcher_pid: int, text: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
 
-def test_it_has_imported_torch_when_it_does_what_its_command_line_says(tmp_path: Path) -> None:
+def test_it_has_imported_torch_when_it_does_what_its_command_line_reports(tmp_path: Path) -> None:
     done = run(os.getpid(), json.dumps(["scheduler_proc", "--run-dir", str(tmp_path)]))
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(f"scheduler_proc: no server runs in {tmp_path}")

@@ -126,7 +126,7 @@ class Run:
         assert len(self.inbox.finished) == num_requests
         for key in self.inbox.finished:
             prompt, output = PROMPTS[key[0] % len(PROMPTS)], self.inbox.tokens[key]
-            assert len(output) == num_wanted(prompt)
+            assert len(output) == num_requested(prompt)
             self.served.check(prompt, output, self.inbox.logprobs[key])
             theirs_LV = self.served.logprobs(prompt + output)
             for index, (token, ours, _) in enumerate(self.inbox.prompt_logprobs.get(key, ())):
@@ -152,14 +152,15 @@ AGAIN = len(PROMPTS)
 """The first uid of a second run of the prompts."""
 
 
-def num_wanted(prompt: list[int]) -> int:
+def num_requested(prompt: list[int]) -> int:
     return min(11, CONTEXT - len(prompt))
 
 
 def requests_from(first_uid: int = 0, **params: Any) -> list[UserMsg]:
     params = {"num_logprobs": NUM_LOGPROBS, **params}
     return [
-        user_msg(uid, prompt, max_tokens=num_wanted(prompt), **params) for uid, prompt in enumerate(PROMPTS, first_uid)
+        user_msg(uid, prompt, max_tokens=num_requested(prompt), **params)
+        for uid, prompt in enumerate(PROMPTS, first_uid)
     ]
 
 
@@ -222,17 +223,17 @@ def continued(served: Served) -> None:
     before, after = (Run(served, budget=Budget(32, 48)) for _ in range(2))
     before.finish(requests_from(), max_steps=9)
     sent = [before.inbox.tokens.get((uid, 0), []) for uid in range(len(PROMPTS))]
-    assert any(0 < len(ids) < num_wanted(prompt) for ids, prompt in zip(sent, PROMPTS, strict=True))
+    assert any(0 < len(ids) < num_requested(prompt) for ids, prompt in zip(sent, PROMPTS, strict=True))
     params: dict[str, Any] = {"num_logprobs": NUM_LOGPROBS, "attempt": 1}
     unfinished = [
-        user_msg(uid, prompt, num_wanted(prompt), output_ids=sent[uid], **params)
+        user_msg(uid, prompt, num_requested(prompt), output_ids=sent[uid], **params)
         for uid, prompt in enumerate(PROMPTS)
-        if len(sent[uid]) < num_wanted(prompt)
+        if len(sent[uid]) < num_requested(prompt)
     ]
     after.finish(unfinished)
     for request in unfinished:
         output = sent[request.uid] + after.inbox.tokens[request.uid, 1]
-        assert len(output) == num_wanted(PROMPTS[request.uid])
+        assert len(output) == num_requested(PROMPTS[request.uid])
         served.check(PROMPTS[request.uid], output, after.inbox.logprobs[request.uid, 1])
 
 

@@ -74,7 +74,7 @@ def test_overlapped_steps_give_the_same_tokens(
     assert [(output.token_ids, output.finish_reason) for output in outputs] == [
         (output.token_ids, output.finish_reason) for output in expected
     ]
-    assert (device.most_waiting == 2) == (flags.get("overlap") is None)
+    assert (device.max_waiting == 2) == (flags.get("overlap") is None)
     gauges = engine.gauges
     assert (gauges["requests"], gauges["pages_in_use"]) == (0, 0)
     assert len(expected[6].token_ids) == CONTEXT - 30

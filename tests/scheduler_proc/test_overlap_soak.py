@@ -34,7 +34,7 @@ def test_rows_that_sit_out_lose_nothing_either():
 
 
 @pytest.mark.timeout(300)
-def test_failing_steps_and_rows_cost_nobody_else_a_token(caplog: pytest.LogCaptureFixture):
+def test_failing_steps_and_rows_cost_no_one_else_a_token(caplog: pytest.LogCaptureFixture):
     """Tokens behind which a step raises or a row has no logits, and now and then a launch or a step that just fails."""
     caplog.set_level(logging.CRITICAL, "sluice.scheduler")
     bench = OverlappedBench(num_pages=40, page_size=4, max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=48)

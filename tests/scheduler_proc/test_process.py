@@ -124,7 +124,7 @@ def test_a_step_that_raises_costs_only_the_request_at_fault(ring: Ring):
     ring.take_until_finished(3)
 
 
-def test_it_says_what_it_does_while_it_starts_and_uses_no_time_when_idle(ring: Ring):
+def test_it_reports_what_it_does_while_it_starts_and_uses_no_time_when_idle(ring: Ring):
     assert ring.launcher.wait_for("scheduler", PhaseReport) == PhaseReport("simulating", 0.5)
     process = psutil.Process(ring.launcher.processes["scheduler"].pid)
     ring.launcher.wait_for("scheduler", Beat)

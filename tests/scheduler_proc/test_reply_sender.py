@@ -52,49 +52,51 @@ class Told:
         self.send()
 
 
-def test_tokens_that_nobody_waits_for_are_told_with_the_end():
-    told = Told()
-    told.ask(1, is_streamed=False)
-    assert [type(message) for message in told.channel.sent] == [OpenStream]
-    told.step()
-    assert any(isinstance(message, DetokenizeMsg) and message.prefilled for message in told.channel.sent)
-    assert [told.step() for _ in range(8)] == [0] * 7 + [8]
-    last = told.channel.sent[-1]
+def test_tokens_that_no_one_waits_for_are_notified_with_the_end():
+    reported = Told()
+    reported.ask(1, is_streamed=False)
+    assert [type(message) for message in reported.channel.sent] == [OpenStream]
+    reported.step()
+    assert any(isinstance(message, DetokenizeMsg) and message.prefilled for message in reported.channel.sent)
+    assert [reported.step() for _ in range(8)] == [0] * 7 + [8]
+    last = reported.channel.sent[-1]
     assert isinstance(last, DetokenizeMsg)
     assert last.finished[0].usage.completion_tokens == 9
-    assert [message.step_id for message in told.channel.sent if isinstance(message, DetokenizeMsg)] == [*range(2, 10)]
+    assert [message.step_id for message in reported.channel.sent if isinstance(message, DetokenizeMsg)] == [
+        *range(2, 10)
+    ]
 
 
 @pytest.mark.parametrize("stop", [(), ("x",)], ids=["streamed", "stop string"])
-def test_one_whose_tokens_are_waited_for_has_those_of_all_told_at_once(stop: tuple[str, ...]):
-    told = Told()
-    told.ask(1, is_streamed=False)
-    told.step()
-    assert told.step() == 0
-    told.bench.scheduler.receive(user_msg(2, [4, 5, 6], max_tokens=4, stop=stop, is_streamed=not stop))
-    assert told.send() == 2  # what waited, and the opening
-    assert all(told.step() >= 1 for _ in range(4))
-    assert told.step() == 0  # it has ended
+def test_one_whose_tokens_are_waited_for_has_those_of_all_reported_at_once(stop: tuple[str, ...]):
+    reported = Told()
+    reported.ask(1, is_streamed=False)
+    reported.step()
+    assert reported.step() == 0
+    reported.bench.scheduler.receive(user_msg(2, [4, 5, 6], max_tokens=4, stop=stop, is_streamed=not stop))
+    assert reported.send() == 2  # what waited, and the opening
+    assert all(reported.step() >= 1 for _ in range(4))
+    assert reported.step() == 0  # it has ended
 
 
 def test_tokens_wait_only_so_long():
-    told = Told()
-    told.ask(1, is_streamed=False)
-    told.step()
-    assert told.step() == 0
-    told.late_ns = HOLD_NS
-    assert told.send() == 1
-    assert told.step() == 1
+    reported = Told()
+    reported.ask(1, is_streamed=False)
+    reported.step()
+    assert reported.step() == 0
+    reported.late_ns = HOLD_NS
+    assert reported.send() == 1
+    assert reported.step() == 1
 
 
-def test_an_abort_and_a_loop_that_waits_have_all_told():
-    told = Told(engine=2)
-    told.ask(1, is_streamed=False)
-    told.step()
-    assert told.step() == 0
-    told.sender.flush()
-    assert [message.engine for message in told.channel.sent if isinstance(message, DetokenizeMsg)] == [2]
-    assert told.step() == 0
-    told.bench.scheduler.receive(AbortMsg(1, 0))
-    assert told.send() == 2
-    assert told.send() == 0
+def test_an_abort_and_a_loop_that_waits_have_all_reported():
+    reported = Told(engine=2)
+    reported.ask(1, is_streamed=False)
+    reported.step()
+    assert reported.step() == 0
+    reported.sender.flush()
+    assert [message.engine for message in reported.channel.sent if isinstance(message, DetokenizeMsg)] == [2]
+    assert reported.step() == 0
+    reported.bench.scheduler.receive(AbortMsg(1, 0))
+    assert reported.send() == 2
+    assert reported.send() == 0

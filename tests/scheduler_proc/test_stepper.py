@@ -54,7 +54,7 @@ def drive(bench: Bench, runner: OverlappedRunner, can_overlap: bool) -> StepTime
     return times
 
 
-def test_the_next_step_is_launched_before_the_last_ones_result_is_asked_for():
+def test_the_next_step_is_launched_before_the_last_ones_result_is_requested():
     bench = Bench()
     runner = NotingRunner(bench)
     send_all(bench, 3)
@@ -135,7 +135,7 @@ def test_a_device_that_is_gone_ends_every_request(caplog):
     assert len(bench.inbox.finished) == len(PROMPTS)
 
 
-def test_a_step_that_nobody_waits_for_any_more_is_committed_too():
+def test_a_step_that_no_one_waits_for_any_more_is_committed_too():
     bench = OverlappedBench()
     bench.send(user_msg(1, [1, 2, 3], 9, stop_token_ids=tuple(range(VOCAB_SIZE))))
     bench.step()
@@ -157,7 +157,7 @@ def test_what_other_programs_take_of_the_time_makes_no_token_dear(can_overlap: b
     wall_s = cpu_s = 0.0
     runner.can_overlap = can_overlap
     stepper = Stepper(bench.scheduler, runner, StepTimes(), lambda: wall_s, lambda: cpu_s)
-    monkeypatch.setattr(bench.scheduler, "note_time", lambda batch, _, cost_s: cost.add(batch.num_tokens, cost_s))
+    monkeypatch.setattr(bench.scheduler, "record_time", lambda batch, _, cost_s: cost.add(batch.num_tokens, cost_s))
     for index in range(200):
         bench.send(user_msg(index, PROMPTS[1] * chance.randrange(1, 4), 1))
         while (batch := bench.scheduler.schedule()) is not None or stepper.has_step:

@@ -81,7 +81,7 @@ def main() -> int:
     try:
         return serve(config, commands, console, time.monotonic())
     except (UsageError, BootError) as error:
-        console.say(str(error))
+        console.show(str(error))
         return 2
     finally:
         console.close()

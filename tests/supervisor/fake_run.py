@@ -65,7 +65,7 @@ class FakeRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.note_pids()
+        self.record_pids()
         if self.launcher.poll() is None:
             self.launcher.kill()
             self.launcher.wait()
@@ -74,7 +74,7 @@ class FakeRun:
         os.close(self._errors)
         self._tmp.cleanup()
 
-    def note_pids(self) -> dict[str, int]:
+    def record_pids(self) -> dict[str, int]:
         """Returns the processes of the run by name, and remembers them for the end."""
         pids = self.run_dir.pids()
         self._pids |= set(pids.values())
@@ -87,7 +87,7 @@ class FakeRun:
             left_s = deadline - time.monotonic()
             assert left_s > 0, f"no {text!r} within {timeout_s} s in:\n{self.output}"
             assert self._read(left_s) or text in self.output, f"ended without {text!r}:\n{self.output}"
-        self.note_pids()
+        self.record_pids()
 
     def wait_exit(self, timeout_s: float = TIMEOUT_S) -> int:
         """Returns the launcher's exit code; `output` is complete then."""

@@ -20,7 +20,7 @@ def test_a_process_that_was_started_by_the_launcher_or_that_is_waited_for_belong
     assert reason(make(pid=0)) is None
 
 
-def test_every_other_process_hears_why_not():
+def test_every_other_process_receives_why_not():
     assert "it speaks version 0 of the messages" in str(reason(make(pid=7), version=0))
     assert "no process of that name, only scheduler" in str(reason(make(pid=7), name="cook"))
     assert "a scheduler runs already (pid 8)" in str(reason(make(pid=8)))

@@ -53,7 +53,7 @@ def test_a_child_gets_the_run_directory_the_parent_and_a_group_of_its_own():
     assert lines == [f"--run-dir /run --parent-pid {os.getpid()}", "True "]
 
 
-def test_a_child_inherits_the_listening_socket_where_one_is_given():
+def test_a_child_inherits_the_listening_socket_where_one_is_provided():
     code = "import os, socket; print(socket.socket(fileno=int(os.environ['SLUICE_LISTEN_FD'])).getsockname()[1])"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         _, lines = run_child(code, listener.fileno())
@@ -72,7 +72,7 @@ def test_each_start_is_a_new_incarnation():
         child.release()
 
 
-def test_a_stopped_process_that_is_killed_ends_as_told():
+def test_a_stopped_process_that_is_killed_ends_as_reported():
     child = Child(Command("child", (sys.executable, "-c", "import signal; signal.pause()")))
     child.spawn(Path("/run"), None)
     os.kill(child.pid, signal.SIGSTOP)
@@ -112,5 +112,5 @@ def test_the_command_by_hand_is_the_launchers_own():
         (-63, "was killed by signal 63"),
     ],
 )
-def test_endings_are_told_by_name(code: int, text: str):
+def test_endings_are_notified_by_name(code: int, text: str):
     assert how_it_ended(code) == text

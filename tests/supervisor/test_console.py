@@ -38,7 +38,7 @@ def read_all(descriptor: int) -> str:
 
 def test_lines_about_a_process_begin_with_its_name(pipe: tuple[int, int]):
     console = Console(pipe[1])
-    console.say_of("tokenizer", "ready in 1.0 s")
+    console.show_of("tokenizer", "ready in 1.0 s")
     assert read_all(pipe[0]) == "tokenizer    ready in 1.0 s\n"
 
 
@@ -54,25 +54,25 @@ def test_progress_is_a_bar_below_the_lines_on_a_terminal(terminal: tuple[int, in
     console.progress("scheduler", "loading", 0.5)
     bar = f"scheduler    loading [{'#' * 15}{'.' * 15}] 50 %"
     assert read_all(terminal[0]) == f"\r\x1b[K{bar}"
-    console.say("a line")
+    console.show("a line")
     assert read_all(terminal[0]) == f"\r\x1b[Ka line\r\n{bar}"
     console.progress("scheduler", "loading", 1.0)
     assert read_all(terminal[0]) == "\r\x1b[K"
-    console.say("another")
+    console.show("another")
     assert read_all(terminal[0]) == "another\r\n"
 
 
-def test_a_reader_that_does_not_read_never_blocks_the_writer_and_hears_how_much_it_missed(pipe: tuple[int, int]):
+def test_a_reader_that_does_not_read_never_blocks_the_writer_and_receives_how_much_it_missed(pipe: tuple[int, int]):
     console = Console(pipe[1])
     began_s = time.monotonic()
     for number in range(10 * MAX_HELD_LINES):
-        console.say(f"line {number:<100}")
+        console.show(f"line {number:<100}")
     assert time.monotonic() - began_s < 30
     text = ""
     while part := read_all(pipe[0]):
         text += part
         console.flush()
-    console.say("now somebody reads")
+    console.show("now somebody reads")
     text += read_all(pipe[0])
     lines = text.splitlines()
     assert lines[0].split() == ["line", "0"]
@@ -83,7 +83,7 @@ def test_a_reader_that_does_not_read_never_blocks_the_writer_and_hears_how_much_
     assert lines[-1] == "now somebody reads"
 
 
-def test_the_progress_of_a_new_incarnation_is_told_from_its_beginning(pipe: tuple[int, int]):
+def test_the_progress_of_a_new_incarnation_is_notified_from_its_beginning(pipe: tuple[int, int]):
     console = Console(pipe[1])
     for name in ("scheduler", "tokenizer"):
         console.progress(name, "loading", 0.9)
@@ -95,7 +95,7 @@ def test_the_progress_of_a_new_incarnation_is_told_from_its_beginning(pipe: tupl
 
 def test_a_long_text_arrives_whole(pipe: tuple[int, int]):
     console = Console(pipe[1])
-    console.say("x" * 50_000)
+    console.show("x" * 50_000)
     assert read_all(pipe[0]) == "x" * 50_000 + "\n"
 
 
@@ -103,14 +103,14 @@ def test_a_reader_that_is_gone_is_no_error():
     reader, writer = os.pipe()
     os.close(reader)
     console = Console(writer)
-    console.say("nobody hears this")
+    console.show("nobody hears this")
     console.close()
     os.close(writer)
 
 
 def test_close_waits_for_a_reader_only_so_long(pipe: tuple[int, int]):
     console = Console(pipe[1])
-    console.say("x" * 200_000)
+    console.show("x" * 200_000)
     began_s = time.monotonic()
     console.close()
     assert 0.5 < time.monotonic() - began_s < 30
@@ -119,8 +119,8 @@ def test_close_waits_for_a_reader_only_so_long(pipe: tuple[int, int]):
 def test_as_json_every_line_is_an_object_and_there_is_no_progress(terminal: tuple[int, int]):
     console = Console(terminal[1])
     console.is_json = True
-    console.say("\nready in 1.0 s\n")
-    console.say_of("scheduler", "died", "error")
+    console.show("\nready in 1.0 s\n")
+    console.show_of("scheduler", "died", "error")
     console.progress("scheduler", "loading", 0.5)
     own = '{"time":"t","level":"debug","process":"scheduler","pid":7,"logger":"l","message":"own","uid":3}'
     console.relay("scheduler", 7, [own, "Segmentation fault"])
@@ -139,12 +139,12 @@ def test_as_json_the_notice_of_dropped_lines_is_an_object_too(pipe: tuple[int, i
     console = Console(pipe[1])
     console.is_json = True
     for number in range(3 * MAX_HELD_LINES):
-        console.say(f"line {number:<100}")
+        console.show(f"line {number:<100}")
     text = ""
     while part := read_all(pipe[0]):
         text += part
         console.flush()
-    console.say("now somebody reads")
+    console.show("now somebody reads")
     lines = [json.loads(line) for line in (text + read_all(pipe[0])).splitlines()]
     assert "lines were dropped" in lines[-2]["message"]
     assert lines[-1]["message"] == "now somebody reads"

@@ -54,7 +54,7 @@ def test_a_process_is_welcomed_or_refused_by_its_pid(control: ControlPlane, clie
 
 
 def test_a_new_drain_forgets_the_report_of_the_one_before(control: ControlPlane, client: ControlClient[ToProcess]):
-    control.note("scheduler", Drained(4))
+    control.record("scheduler", Drained(4))
     assert control.has_drained("scheduler")
     assert control.num_unfinished("scheduler") == 4
     control.drain("scheduler", Drain(1.0))
@@ -62,24 +62,24 @@ def test_a_new_drain_forgets_the_report_of_the_one_before(control: ControlPlane,
     assert control.num_unfinished("scheduler") == 0
 
 
-def test_what_a_process_asks_for_is_given_out_once_and_answered_where_it_came_from(
+def test_what_a_process_requests_is_provided_out_once_and_answered_where_it_came_from(
     control: ControlPlane, client: ControlClient[ToProcess]
 ):
-    control.note("scheduler", Ask(5, ListProcesses()))
+    control.record("scheduler", Ask(5, ListProcesses()))
     ((connection, ask),) = control.pop_asks()
     assert control.pop_asks() == []
     control.send_to(connection, Answer(ask.ask_id, Done("so it is")))
     assert receive(client) == [Answer(5, Done("so it is"))]
 
 
-def test_the_result_of_an_instruction_is_there_until_nobody_waits_for_it(
+def test_the_result_of_an_instruction_is_there_until_no_one_waits_for_it(
     control: ControlPlane, client: ControlClient[ToProcess]
 ):
     instruction_id = control.instruct("scheduler", SetLogLevel("debug"))
     assert receive(client) == [Instruction(instruction_id, SetLogLevel("debug"))]
     assert control.find_result(instruction_id) is None
-    control.note("scheduler", InstructionDone(instruction_id, Acknowledged("done")))
+    control.record("scheduler", InstructionDone(instruction_id, Acknowledged("done")))
     assert control.find_result(instruction_id) == Acknowledged("done")
     control.forget_instruction(instruction_id)
-    control.note("scheduler", InstructionDone(instruction_id, Acknowledged("too late")))
+    control.record("scheduler", InstructionDone(instruction_id, Acknowledged("too late")))
     assert control.find_result(instruction_id) is None

@@ -51,7 +51,7 @@ def child() -> Child:
     return Child(Command("scheduler", (sys.executable, "-P", "-c", late)))
 
 
-def test_it_goes_on_as_the_process_with_its_command_line(monkeypatch: pytest.MonkeyPatch, child: Child) -> None:
+def test_it_continues_as_the_process_with_its_command_line(monkeypatch: pytest.MonkeyPatch, child: Child) -> None:
     early = begin(monkeypatch, ECHO)
     pid = pid_of(early)
     child.spawn(Path("/run"), None, early)
@@ -59,8 +59,8 @@ def test_it_goes_on_as_the_process_with_its_command_line(monkeypatch: pytest.Mon
     assert child.pid == pid
     assert os.getpgid(pid) == pid, "Ctrl-C reaches the launcher alone"
     early.end()
-    given = json.dumps([child.command.arguments[3], "--run-dir", "/run", "--parent-pid", f"{os.getpid()}"])
-    assert read_all(child) == [f"early ['--early', '{os.getpid()}']", given]
+    provided = json.dumps([child.command.arguments[3], "--run-dir", "/run", "--parent-pid", f"{os.getpid()}"])
+    assert read_all(child) == [f"early ['--early', '{os.getpid()}']", provided]
     assert child.ending == "exited with code 0"
     child.spawn(Path("/run"), None, early)
     assert not child.is_early

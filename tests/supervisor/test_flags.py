@@ -97,7 +97,7 @@ def test_a_removed_flag_is_no_flag_and_what_replaces_it_is_one(capsys: pytest.Ca
     assert {flag for text in REMOVED.values() for flag in re.findall(r"--[\w-]+", text)} <= flags
 
 
-def test_rules_are_a_list_that_may_be_given_in_parts(capsys: pytest.CaptureFixture[str]):
+def test_rules_are_a_list_that_may_be_provided_in_parts(capsys: pytest.CaptureFixture[str]):
     run = parse_flags(["--restart", "tokenizer=never", "scheduler=always", "--restart", "frontend=never"])["run"]
     assert isinstance(run, RunConfig)
     assert run.restart == ("tokenizer=never", "scheduler=always", "frontend=never")
@@ -106,7 +106,7 @@ def test_rules_are_a_list_that_may_be_given_in_parts(capsys: pytest.CaptureFixtu
     assert "--restart NAME=RULE [NAME=RULE ...]" in capsys.readouterr().out
 
 
-def test_help_groups_the_flags_and_tells_of_each_what_it_is(capsys: pytest.CaptureFixture[str]):
+def test_help_groups_the_flags_and_reports_of_each_what_it_is(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as ended:
         parse_flags(["--help-all"])
     assert ended.value.code == 0
@@ -162,7 +162,7 @@ def test_no_name_is_in_two_sections():
 
 
 @pytest.mark.parametrize(
-    "given",
+    "provided",
     [
         "",
         "--max-num-seqs=3 --max-num-batched-tokens=77",
@@ -171,8 +171,8 @@ def test_no_name_is_in_two_sections():
         "--model=--api-key=x --served-model-name=--port --served-model-name=-1",
     ],
 )
-def test_a_section_becomes_its_flags_again(given: str):
-    sections = parse_flags(given.split())
+def test_a_section_becomes_its_flags_again(provided: str):
+    sections = parse_flags(provided.split())
     again = [flag for section in sections.values() for flag in flags_of(section)]
-    assert sorted(again) == sorted(given.split())
+    assert sorted(again) == sorted(provided.split())
     assert parse_flags(again) == sections

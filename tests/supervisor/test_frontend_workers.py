@@ -35,31 +35,31 @@ def test_a_frontend_started_by_hand_is_alone():
 
 
 @pytest.mark.parametrize(("victim", "other"), [("frontend", "frontend-2"), ("frontend-2", "frontend")])
-def test_the_other_one_hears_of_a_death_and_of_the_replacement(victim: str, other: str):
+def test_the_other_one_learns_of_a_death_and_of_the_replacement(victim: str, other: str):
     with start() as run:
         run.wait_for(SERVING)
-        pids = run.note_pids()
+        pids = run.record_pids()
         os.kill(pids[victim], signal.SIGKILL)
         for state in ("restarting", "ready.2"):
             states = {victim: state, other: "ready"}
             shown = " ".join(f"{name}={states[name]}" for name in ("frontend", "frontend-2"))
             run.wait_for(f"{other:<12} table {shown} {OTHERS}")
         run.wait_for(f"{victim:<12} table ")
-        assert {**run.note_pids(), victim: 0} == {**pids, victim: 0}
+        assert {**run.record_pids(), victim: 0} == {**pids, victim: 0}
         stop(run)
 
 
 def test_each_is_replaced_by_command():
     with start() as run:
         run.wait_for(SERVING)
-        pids = run.note_pids()
+        pids = run.record_pids()
         for name in ("frontend-2", "frontend"):
             result = operate_on(run, "restart", name, "--timeout-s", "9")
             assert result.returncode == 0, result.stderr
             assert f"{name}: the old one has left" in result.stdout
             run.wait_for(f"{name}.old has left")
             assert ps(run)[name]["incarnation"] == 2
-        new_pids = run.note_pids()
+        new_pids = run.record_pids()
         assert set(new_pids) == set(TWO)
         assert {name for name in TWO if new_pids[name] != pids[name]} == {"frontend", "frontend-2"}
         stop(run)
@@ -74,13 +74,13 @@ def test_all_drain_and_the_door_closes_first():
             assert run.output.index(f"{name:<12} stopping") < run.output.index("scheduler    stopping")
 
 
-def test_a_drain_goes_on_without_one_that_dies_and_its_replacement_takes_nothing():
+def test_a_drain_continues_without_one_that_dies_and_its_replacement_takes_nothing():
     with start(frontend="never_finish_draining", drain_timeout_s=6.0) as run:
         run.wait_for(SERVING)
         run.launcher.send_signal(signal.SIGTERM)
         run.wait_for("frontend-2   drain 6")
         run.wait_for("frontend     drain 6")
-        os.kill(run.note_pids()["frontend-2"], signal.SIGKILL)
+        os.kill(run.record_pids()["frontend-2"], signal.SIGKILL)
         run.wait_for("frontend-2   drain 0")
         assert run.wait_exit() == 0, run.output
         run.assert_nothing_left()

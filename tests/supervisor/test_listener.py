@@ -17,14 +17,14 @@ def test_port_0_becomes_a_real_port_that_accepts(tmp_path: Path):
         socket.create_connection(("127.0.0.1", port)).close()
 
 
-def test_a_port_of_another_program_is_told_at_once(tmp_path: Path):
+def test_a_port_of_another_program_is_notified_at_once(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(BootError, match=f"port {port} is in use by another program"):
             open_listener("127.0.0.1", port, tmp_path / "run")
 
 
-def test_a_port_of_another_server_of_ours_is_told_with_its_run_directory(tmp_path: Path):
+def test_a_port_of_another_server_of_ours_is_notified_with_its_run_directory(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         run_dir, lock = claim(tmp_path / "run")
         lifeline = make_lifeline(run_dir)
@@ -35,7 +35,7 @@ def test_a_port_of_another_server_of_ours_is_told_with_its_run_directory(tmp_pat
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no such host"])
-def test_an_address_that_is_not_ours_is_told(host: str, tmp_path: Path):
+def test_an_address_that_is_not_ours_is_notified(host: str, tmp_path: Path):
     with pytest.raises(BootError, match="--host"):
         open_listener(host, 0, tmp_path / "run")
 

@@ -81,7 +81,7 @@ def test_a_file_that_a_scheduler_has_made_smaller_keeps_its_size(run_dir: RunDir
     files.close()
 
 
-def test_of_several_nodes_each_scheduler_asks_for_memory_on_its_own(
+def test_of_several_nodes_each_scheduler_requests_memory_on_its_own(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_files, "read_nodes", lambda cpus: [[0], [1]])

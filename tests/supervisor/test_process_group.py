@@ -122,7 +122,7 @@ def test_each_start_of_a_frontend_has_a_block_of_uids_of_its_own(group: ProcessG
     assert [child.uid_block for child in group] == [1, 2, 0]
 
 
-def test_frontends_hear_the_table_and_others_do_not(group: ProcessGroup, members: dict[str, Member]):
+def test_frontends_receive_the_table_and_others_do_not(group: ProcessGroup, members: dict[str, Member]):
     group.publish(at_once=True)
     for name in ("frontend", "frontend-2"):
         table = members[name].wait_for(ProcessTable)
@@ -131,7 +131,7 @@ def test_frontends_hear_the_table_and_others_do_not(group: ProcessGroup, members
     assert not [message for message in members["tokenizer"].client.receive() if isinstance(message, ProcessTable)]
 
 
-def test_nobody_is_told_the_table_while_no_frontend_listens(group: ProcessGroup):
+def test_no_one_is_notified_the_table_while_no_frontend_listens(group: ProcessGroup):
     assert group.table_due_in_s() == float("inf")
 
 
@@ -141,7 +141,7 @@ def test_the_group_has_drained_when_every_frontend_has(group: ProcessGroup, memb
     for name, num_unfinished in (("frontend", 2), ("frontend-2", 3)):
         assert not group.has_drained()
         assert members[name].wait_for(Drain) == Drain(7.0)
-        group.control.note(name, Drained(num_unfinished))
+        group.control.record(name, Drained(num_unfinished))
     assert group.has_drained()
     assert group.num_unfinished() == 5
 
@@ -172,7 +172,7 @@ def test_a_frontend_about_to_leave_must_go_before_the_group_has_drained(
     group.give_place(successor, child)
     group.begin_drain(1.0)
     for frontend in group.frontends():
-        group.control.note(frontend.name, Drained())
+        group.control.record(frontend.name, Drained())
     assert not group.has_drained()
     group.remove(child)
     assert group.has_drained()

@@ -17,11 +17,11 @@ REST = "(kill -9, or the kernel's out-of-memory killer)"
 def test_all_ranks_end_with_one_of_them_and_that_is_one_restart(victim: str):
     with start("rank1", "rank2") as run:
         run.wait_for(SERVING)
-        before = run.note_pids()
+        before = run.record_pids()
         os.kill(before[victim], signal.SIGKILL)
         for name in ENGINE:
             run.wait_for(f"{name}=ready.2")
-        after = run.note_pids()
+        after = run.record_pids()
         assert after["frontend"] == before["frontend"]
         for name in ENGINE:
             assert after[name] != before[name]
@@ -36,7 +36,7 @@ def test_all_ranks_end_with_one_of_them_and_that_is_one_restart(victim: str):
 def test_a_rank_that_hangs_is_killed_and_its_engine_replaced():
     with start("rank1", settings={"hang_timeout_s": HANG_TIMEOUT_S}) as run:
         run.wait_for(SERVING)
-        os.kill(run.note_pids()["rank1"], signal.SIGSTOP)
+        os.kill(run.record_pids()["rank1"], signal.SIGSTOP)
         run.wait_for("rank1        hangs: no heartbeat for")
         run.wait_for("scheduler    died: it was ended with rank1, which hung and was killed after")
         run.wait_for("rank1=ready.2")
@@ -61,7 +61,7 @@ def test_a_rank_that_cannot_start_ends_the_launch_with_its_reason(behaviour: str
 def test_a_rank_that_cannot_start_again_is_a_death_of_its_engine():
     with start(rank1="fail_to_boot_again") as run:
         run.wait_for(SERVING)
-        os.kill(run.note_pids()["scheduler"], signal.SIGKILL)
+        os.kill(run.record_pids()["scheduler"], signal.SIGKILL)
         run.wait_for("rank1        cannot start: there are no weights in /nowhere")
         run.wait_for("restarting in 0.5 s (2 of 10 a minute)")
         run.wait_for("scheduler=ready.3")
@@ -72,7 +72,7 @@ def test_a_rank_that_cannot_start_again_is_a_death_of_its_engine():
 def test_a_scheduler_that_is_replaced_gets_new_ranks():
     with start("rank1") as run:
         run.wait_for(SERVING)
-        before = run.note_pids()
+        before = run.record_pids()
         result = operate_on(run, "restart", "rank1")
         assert result.returncode == 2
         assert "the rank1 is replaced with its scheduler: restart scheduler" in result.stderr
@@ -88,11 +88,11 @@ def test_an_engine_is_added_and_removed_with_its_ranks():
         run.wait_for(SERVING)
         result = operate_on(run, "scale", "scheduler", "2")
         assert result.returncode == 0, result.stderr
-        before = run.note_pids()
+        before = run.record_pids()
         os.kill(before["rank1-2"], signal.SIGKILL)
         run.wait_for("rank1-2=ready.2")
         run.wait_for("scheduler-2=ready.2")
-        after = run.note_pids()
+        after = run.record_pids()
         assert {name: after[name] for name in ("scheduler", "rank1")} == {
             name: before[name] for name in ("scheduler", "rank1")
         }
@@ -101,7 +101,7 @@ def test_an_engine_is_added_and_removed_with_its_ranks():
         stop(run)
 
 
-def test_an_engine_of_which_a_rank_cannot_start_is_given_up_and_the_run_goes_on():
+def test_an_engine_of_which_a_rank_cannot_start_is_provided_up_and_the_run_continues():
     with start(rank1="serve_only_the_first") as run:
         run.wait_for(SERVING)
         result = operate_on(run, "scale", "scheduler", "2")

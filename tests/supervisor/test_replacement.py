@@ -44,7 +44,7 @@ def states_of(run: FakeRun, name: str) -> list[str]:
 
 def stop(run: FakeRun) -> None:
     """Ends the run and asserts that all is as if nothing had happened."""
-    run.note_pids()
+    run.record_pids()
     run.launcher.send_signal(signal.SIGTERM)
     assert run.wait_exit() == 0, run.output
     assert "Traceback" not in run.output
@@ -52,10 +52,10 @@ def stop(run: FakeRun) -> None:
 
 
 @pytest.mark.parametrize("name", ["tokenizer", "scheduler", "detokenizer"])
-def test_a_killed_process_is_replaced_and_the_frontend_hears_of_each_state(name: str):
+def test_a_killed_process_is_replaced_and_the_frontend_learns_of_each_state(name: str):
     with start(*NAMES) as run:
         run.wait_for(SERVING)
-        pids = run.note_pids()
+        pids = run.record_pids()
         os.kill(pids[name], signal.SIGKILL)
         run.wait_for(f"{name}=ready.2")
         assert (
@@ -64,7 +64,7 @@ def test_a_killed_process_is_replaced_and_the_frontend_hears_of_each_state(name:
         assert "; restarting in 0 s (1 of 10 a minute)" in run.output
         states = states_of(run, name)
         assert states[-3:] == ["restarting", "starting.2", "ready.2"]
-        new_pids = run.note_pids()
+        new_pids = run.record_pids()
         assert new_pids[name] != pids[name]
         assert {**new_pids, name: 0} == {**pids, name: 0}
         stop(run)
@@ -74,7 +74,7 @@ def test_a_killed_process_is_replaced_and_the_frontend_hears_of_each_state(name:
 def test_a_stopped_process_is_hung_and_is_replaced():
     with start(settings={"hang_timeout_s": HANG_TIMEOUT_S}) as run:
         run.wait_for(SERVING)
-        scheduler = run.note_pids()["scheduler"]
+        scheduler = run.record_pids()["scheduler"]
         os.kill(scheduler, signal.SIGSTOP)
         run.wait_for("scheduler    hangs: no heartbeat for")
         run.wait_for("idle, so it is killed")
@@ -88,10 +88,10 @@ def test_a_stopped_process_is_hung_and_is_replaced():
         stop(run)
 
 
-def test_a_frontend_that_hears_is_told_of_itself_and_of_all_others_at_once():
+def test_a_frontend_that_receives_is_notified_of_itself_and_of_all_others_at_once():
     with start(*NAMES) as run:
         run.wait_for(SERVING)
-        os.kill(run.note_pids()["frontend"], signal.SIGKILL)
+        os.kill(run.record_pids()["frontend"], signal.SIGKILL)
         run.wait_for("frontend     table frontend=starting.2 tokenizer=ready scheduler=ready detokenizer=ready")
         run.wait_for("frontend     table frontend=ready.2 tokenizer=ready scheduler=ready detokenizer=ready")
         stop(run)
@@ -115,7 +115,7 @@ def test_a_full_disk_under_the_run_directory_ends_nothing(small_disk: Path):
     settings = {"max_snapshots": 1, "snapshot_dir": str(small_disk / "snapshots")}
     with FakeRun(dict.fromkeys(NAMES, GOOD), RunDir(small_disk / "run"), **settings) as run:
         run.wait_for(SERVING)
-        others = run.note_pids()
+        others = run.record_pids()
         tokenizer = others.pop("tokenizer")
         with pytest.raises(OSError, match="No space left"):
             (small_disk / "filler").write_bytes(bytes(1 << 20))
@@ -128,7 +128,7 @@ def test_a_full_disk_under_the_run_directory_ends_nothing(small_disk: Path):
         stop(run)
 
 
-def test_a_disk_without_room_for_a_run_directory_is_told(small_disk: Path):
+def test_a_disk_without_room_for_a_run_directory_is_notified(small_disk: Path):
     with pytest.raises(OSError, match="No space left"):
         (small_disk / "filler").write_bytes(bytes(1 << 20))
     with FakeRun(dict.fromkeys(NAMES, GOOD), RunDir(small_disk / "run")) as run:
@@ -143,7 +143,7 @@ def test_connections_wait_for_the_next_frontend():
         address = ("127.0.0.1", run.run_dir.read_config().http.port)
         with socket.create_connection(address, TIMEOUT_S) as client:
             assert client.recv(10) == b"1"
-        front = run.note_pids()["frontend"]
+        front = run.record_pids()["frontend"]
         os.kill(front, signal.SIGKILL)
         wait_until(lambda: not is_running(front))
         clients = [socket.create_connection(address, TIMEOUT_S) for _ in range(20)]
@@ -156,7 +156,7 @@ def test_connections_wait_for_the_next_frontend():
 def test_a_replacement_that_cannot_start_is_one_more_death():
     with start(scheduler="fail_to_boot_again") as run:
         run.wait_for(SERVING)
-        os.kill(run.note_pids()["scheduler"], signal.SIGKILL)
+        os.kill(run.record_pids()["scheduler"], signal.SIGKILL)
         run.wait_for("scheduler=ready.3")
         line = "scheduler    cannot start: there are no weights in /nowhere; restarting in 0.5 s (2 of 10 a minute)\n"
         assert line in run.output
@@ -166,7 +166,7 @@ def test_a_replacement_that_cannot_start_is_one_more_death():
 def test_a_replacement_that_never_comes_to_serve_is_killed_and_one_more_death():
     with start(scheduler="boot_for_ever_again", settings={"boot_timeout_s": BOOT_TIMEOUT_S}) as run:
         run.wait_for(SERVING)
-        os.kill(run.note_pids()["scheduler"], signal.SIGKILL)
+        os.kill(run.record_pids()["scheduler"], signal.SIGKILL)
         run.wait_for("scheduler=ready.3")
         assert re.search(
             r"scheduler +cannot start: no progress for \d+ s in phase 'loading weights'.*; rest", run.output
@@ -177,7 +177,7 @@ def test_a_replacement_that_never_comes_to_serve_is_killed_and_one_more_death():
 def test_a_process_that_dies_too_often_ends_the_run():
     with start(scheduler="never_boot_again", settings={"max_restarts_per_min": 2}) as run:
         run.wait_for(SERVING)
-        os.kill(run.note_pids()["scheduler"], signal.SIGKILL)
+        os.kill(run.record_pids()["scheduler"], signal.SIGKILL)
         assert run.wait_exit() == 1
         last = "there were 2 restarts in the last minute and --max-restarts-per-min is 2"
         assert (
@@ -190,9 +190,9 @@ def test_a_process_that_dies_too_often_ends_the_run():
 def test_a_process_that_must_not_be_replaced_ends_the_run():
     with start("tokenizer", settings={"restart": ["scheduler=never"]}) as run:
         run.wait_for(SERVING)
-        os.kill(run.note_pids()["tokenizer"], signal.SIGKILL)
+        os.kill(run.record_pids()["tokenizer"], signal.SIGKILL)
         run.wait_for("tokenizer=ready.2")
-        os.kill(run.note_pids()["scheduler"], signal.SIGKILL)
+        os.kill(run.record_pids()["scheduler"], signal.SIGKILL)
         assert run.wait_exit() == 1
         assert "scheduler died: it was killed by SIGKILL" in run.output
         assert "it is not started again: --restart scheduler=never" in run.output
@@ -202,9 +202,9 @@ def test_a_process_that_must_not_be_replaced_ends_the_run():
 def test_others_are_watched_and_stopped_while_a_replacement_starts():
     with start("tokenizer", scheduler="boot_for_ever_again") as run:
         run.wait_for(SERVING)
-        os.kill(run.note_pids()["scheduler"], signal.SIGKILL)
+        os.kill(run.record_pids()["scheduler"], signal.SIGKILL)
         run.wait_for("scheduler=starting.2")
-        os.kill(run.note_pids()["tokenizer"], signal.SIGKILL)
+        os.kill(run.record_pids()["tokenizer"], signal.SIGKILL)
         run.wait_for("tokenizer=ready.2 scheduler=starting.2")
         stop(run)
         assert "frontend     drain 30" in run.output
@@ -213,7 +213,7 @@ def test_others_are_watched_and_stopped_while_a_replacement_starts():
 def test_what_waits_for_its_restart_is_not_started_after_a_stop_signal():
     with start(scheduler="never_boot_again") as run:
         run.wait_for(SERVING)
-        os.kill(run.note_pids()["scheduler"], signal.SIGKILL)
+        os.kill(run.record_pids()["scheduler"], signal.SIGKILL)
         run.wait_for("restarting in 2 s")
         stop(run)
         assert "restarting in 4 s" not in run.output
@@ -222,9 +222,9 @@ def test_what_waits_for_its_restart_is_not_started_after_a_stop_signal():
 def test_nothing_is_left_after_the_launcher_was_killed_during_a_restart():
     with start(scheduler="boot_for_ever_again") as run:
         run.wait_for(SERVING)
-        os.kill(run.note_pids()["scheduler"], signal.SIGKILL)
+        os.kill(run.record_pids()["scheduler"], signal.SIGKILL)
         run.wait_for("scheduler=starting.2")
-        os.kill(run.note_pids()["frontend"], signal.SIGKILL)
+        os.kill(run.record_pids()["frontend"], signal.SIGKILL)
         run.launcher.kill()
         run.assert_nothing_left(timeout_s=30.0)
 
@@ -234,7 +234,7 @@ def test_a_process_that_dies_during_the_drain_is_replaced_so_that_its_requests_c
         run.wait_for(SERVING)
         run.launcher.send_signal(signal.SIGTERM)
         run.wait_for("frontend     drain 2.5")
-        os.kill(run.note_pids()["scheduler"], signal.SIGKILL)
+        os.kill(run.record_pids()["scheduler"], signal.SIGKILL)
         run.wait_for("; restarting in 0 s")
         assert run.wait_exit() == 0
         assert run.output.count("scheduler    ready in") == 2
@@ -246,7 +246,7 @@ def test_a_frontend_that_dies_during_the_drain_is_not_replaced():
         run.wait_for(SERVING)
         run.launcher.send_signal(signal.SIGTERM)
         run.wait_for("frontend     drain 30")
-        os.kill(run.note_pids()["frontend"], signal.SIGKILL)
+        os.kill(run.record_pids()["frontend"], signal.SIGKILL)
         assert run.wait_exit() == 1
         assert "frontend died: it was killed by SIGKILL" in run.output
         assert "restarting" not in run.output
@@ -263,7 +263,7 @@ def test_a_process_that_was_started_by_hand_is_waited_for_again():
             quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             by_hand = subprocess.Popen(words, env=environment(), **quiet)
             run.wait_for(SERVING if incarnation == 1 else "scheduler=ready.2")
-            assert run.note_pids()["scheduler"] == by_hand.pid
+            assert run.record_pids()["scheduler"] == by_hand.pid
             if incarnation == 1:
                 by_hand.kill()
                 by_hand.wait(TIMEOUT_S)
@@ -280,10 +280,10 @@ def test_twenty_restarts_leave_nothing_behind():
         launcher = psutil.Process(run.launcher.pid)
         num_descriptors, num_threads = launcher.num_fds(), launcher.num_threads()
         for incarnation in range(2, 6):
-            for pid in run.note_pids().values():
+            for pid in run.record_pids().values():
                 os.kill(pid, signal.SIGKILL)
             run.wait_for("frontend     table " + " ".join(f"{name}=ready.{incarnation}" for name in (*NAMES, "fifth")))
-        pids = run.note_pids()
+        pids = run.record_pids()
         assert set(pids) == {*NAMES, "fifth"}
         assert all(map(is_running, pids.values()))
         assert {child.pid for child in launcher.children()} == set(pids.values())

@@ -97,7 +97,7 @@ def test_a_ring_that_moves_on_does_not_stall():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_process_that_gives_no_sign_and_is_in_no_step_is_told_once(name: str):
+def test_a_process_that_gives_no_sign_and_is_in_no_step_is_notified_once(name: str):
     ring = PlayedRing()
     ring.play(2)
     ring.silent = {name}
@@ -155,7 +155,7 @@ def test_without_requests_nothing_stalls():
 
 
 @pytest.mark.parametrize(("sender", "receiver"), EDGES)
-def test_a_process_that_turns_and_takes_nothing_is_told_once(sender: str, receiver: str):
+def test_a_process_that_turns_and_takes_nothing_is_notified_once(sender: str, receiver: str):
     ring = PlayedRing()
     ring.play(2)
     ring.deaf = {receiver}
@@ -193,7 +193,7 @@ def test_what_a_replaced_receiver_never_got_is_no_stall():
         ring.taken = {**ring.sent, edge: 0}
 
 
-def test_a_tokenizer_that_turns_and_finishes_no_request_is_told_once():
+def test_a_tokenizer_that_turns_and_finishes_no_request_is_notified_once():
     ring = PlayedRing()
     stalls: list[Stall] = []
     for second in range(100):
@@ -210,7 +210,7 @@ def test_a_tokenizer_that_finishes_others_meanwhile_is_busy_and_does_not_stall()
         assert ring.play(1) == []
 
 
-def test_a_scheduler_that_runs_no_step_for_its_rows_is_told_once():
+def test_a_scheduler_that_runs_no_step_for_its_rows_is_notified_once():
     ring = PlayedRing()
     ring.play(2)
     ring.runs_steps = False
@@ -219,7 +219,7 @@ def test_a_scheduler_that_runs_no_step_for_its_rows_is_told_once():
     assert stalls[0].text.startswith("turns its loop and runs no step, with 1 requests in rows, for 15.")
 
 
-def test_a_queue_that_nobody_leaves_although_there_is_room_is_told_once():
+def test_a_queue_that_no_one_leaves_although_there_is_room_is_notified_once():
     """Others run on; one that waits for rows or pages, or for its grammar, is not reported."""
     ring = PlayedRing()
     ring.gauges[SCHEDULER] |= {"waiting": 2, "has_room": 0, "pages_in_use": 4}
@@ -230,7 +230,7 @@ def test_a_queue_that_nobody_leaves_although_there_is_room_is_told_once():
     assert stall.text.startswith("lets none of 2 waiting requests in, with 1 rows taken, 5 pages free, for 15.")
 
 
-def test_a_queue_from_which_requests_go_on_does_not_stall():
+def test_a_queue_from_which_requests_continue_does_not_stall():
     ring = PlayedRing()
     ring.gauges[SCHEDULER] |= {"waiting": 2, "has_room": 1}
     for _ in range(20):
@@ -247,7 +247,7 @@ def test_a_queue_from_which_requests_go_on_does_not_stall():
         (0, True, DETOKENIZER, "has sent nothing of the scheduler's latest steps to a stream"),
     ],
 )
-def test_a_stream_without_a_token_is_told_once(num_steps: int, runs_steps: bool, process: str, words: str):
+def test_a_stream_without_a_token_is_notified_once(num_steps: int, runs_steps: bool, process: str, words: str):
     ring = PlayedRing()
     ring.play(2)
     ring.stream(num_steps=num_steps)
@@ -312,7 +312,7 @@ def test_after_the_launcher_was_stopped_itself_everything_begins_anew():
     assert kinds(ring.play(10)) == [("edge", SCHEDULER)]
 
 
-def test_of_several_schedulers_the_one_whose_streams_wait_is_told():
+def test_of_several_schedulers_the_one_whose_streams_wait_is_notified():
     """The other one runs steps and moves its own streams on."""
     ring = PlayedRing()
     second = "scheduler-2"

@@ -20,11 +20,11 @@ def start(*others: str, **settings: int) -> FakeRun:
 def wait_for_spare(run: FakeRun, incarnation: int = 2) -> int:
     """Returns the pid of the process that stands by, and will be this incarnation of the scheduler."""
     run.wait_for(f"{SPARE}=standby.{incarnation}")
-    return run.note_pids()[SPARE]
+    return run.record_pids()[SPARE]
 
 
 def kill(run: FakeRun, name: str) -> None:
-    os.kill(run.note_pids()[name], signal.SIGKILL)
+    os.kill(run.record_pids()[name], signal.SIGKILL)
 
 
 def test_it_takes_the_place_of_a_scheduler_that_dies_and_the_next_one_is_started():
@@ -34,7 +34,7 @@ def test_it_takes_the_place_of_a_scheduler_that_dies_and_the_next_one_is_started
         kill(run, "scheduler")
         run.wait_for("scheduler=ready.2")
         assert run.output.count(TAKES_OVER) == 1
-        assert run.note_pids()["scheduler"] == spare
+        assert run.record_pids()["scheduler"] == spare
         status = ps(run)["scheduler"]
         assert (status["pid"], status["incarnation"], status["num_restarts"]) == (spare, 2, 1)
         assert states_of(run, "scheduler")[-3:] == ["restarting", "starting.2", "ready.2"]
@@ -64,7 +64,7 @@ def test_one_that_dies_or_hangs_is_not_counted_on():
         wait_until(lambda: ps(run)[SPARE]["beat_age_s"] < 2.0)
         kill(run, "scheduler")
         run.wait_for("scheduler=ready.3")  # a number that no other has had
-        assert run.note_pids()["scheduler"] == spare
+        assert run.record_pids()["scheduler"] == spare
         wait_for_spare(run, 4)
         kill(run, SPARE)
         wait_until(lambda: SPARE not in ps(run))
@@ -77,11 +77,11 @@ def test_one_that_dies_or_hangs_is_not_counted_on():
 def test_an_ordered_restart_starts_a_new_one_and_not_what_stood_by():
     with start() as run:
         run.wait_for(SERVING)
-        spare, old = wait_for_spare(run), run.note_pids()["scheduler"]
+        spare, old = wait_for_spare(run), run.record_pids()["scheduler"]
         result = operate_on(run, "restart", "scheduler")
         assert result.returncode == 0, result.stderr
         assert not is_running(spare)
-        assert run.note_pids()["scheduler"] not in (spare, old)
+        assert run.record_pids()["scheduler"] not in (spare, old)
         run.wait_for("scheduler=ready.2")
         stop(run)
 

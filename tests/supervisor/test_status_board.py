@@ -98,7 +98,7 @@ def test_what_a_process_has_counted_outlives_it_and_its_successors():
     assert counted == CounterTotals({"steps": 8.0, "prompt_tokens": 5.0}, counts(7))
 
 
-def test_a_successor_by_order_goes_on_counting():
+def test_a_successor_by_order_continues_counting():
     board = StatusBoard(["scheduler"], hang_timeout_s=5.0)
     board.started("scheduler", 1, 1)
     board.beat("scheduler", Beat(LATER, gauges={"steps": 3.0}, histograms=counts(3)))
@@ -141,7 +141,7 @@ def test_nothing_new_means_nothing_is_due():
     assert make_ready().due_in_s(LATER + 100 * S) is None
 
 
-def test_beats_are_told_together_about_once_a_second():
+def test_beats_are_notified_together_about_once_a_second():
     board = make_ready()
     board.beat("a", Beat(LATER + 1))
     assert board.due_in_s(LATER) == BEAT_INTERVAL_S
@@ -151,7 +151,7 @@ def test_beats_are_told_together_about_once_a_second():
     assert board.due_in_s(LATER + S) is None
 
 
-def test_a_change_is_told_at_once_but_fast_ones_together():
+def test_a_change_is_notified_at_once_but_fast_ones_together():
     board = make_ready()
     board.beat("a", Beat(LATER, busy_since_ns=LATER))
     assert board.due_in_s(LATER + S) == 0

@@ -41,7 +41,7 @@ def start_all(run_dir=None, settings=None) -> FakeRun:
 def test_a_stop_signal_drains_stops_everything_and_exits_with_0(number: signal.Signals):
     with start_all() as run:
         run.wait_for("stop     Ctrl-C")
-        pids = run.note_pids()
+        pids = run.record_pids()
         assert set(pids) == set(ALL_GOOD)
         assert run.run_dir.address_file.read_text().strip() in run.output
         run.launcher.send_signal(number)
@@ -61,7 +61,7 @@ def test_each_phase_and_every_quarter_of_progress_is_a_line_where_there_is_no_te
         assert lines[4].endswith(" s, degraded: no CUDA graphs: no memory")
 
 
-def test_the_frontend_hears_that_all_are_ready():
+def test_the_frontend_receives_that_all_are_ready():
     with start_all() as run:
         run.wait_for("stop     Ctrl-C")
         run.wait_for("table frontend=ready tokenizer=ready scheduler=ready detokenizer=ready")
@@ -84,14 +84,14 @@ def test_a_start_that_a_shorter_context_would_have_saved_is_left_to_its_caller()
         run.assert_nothing_left()
 
 
-def test_the_reason_of_a_boot_failure_is_told_and_everything_stops():
+def test_the_reason_of_a_boot_failure_is_notified_and_everything_stops():
     with start(scheduler="fail_to_boot") as run:
         assert run.wait_exit() == 1
         assert "scheduler cannot start: there are no weights in /nowhere" in run.output
         run.assert_nothing_left()
 
 
-def test_a_crash_while_starting_is_told_with_its_traceback():
+def test_a_crash_while_starting_is_notified_with_its_traceback():
     with start(tokenizer="crash_at_boot") as run:
         assert run.wait_exit() == 1
         assert "tokenizer cannot start: it exited with code 1" in run.output
@@ -107,10 +107,10 @@ def test_a_phase_without_progress_ends_the_start():
         run.assert_nothing_left()
 
 
-def test_a_later_death_is_told_by_its_signal_and_last_lines_and_the_frontend_hears_of_it_before_it_stops():
+def test_a_later_death_is_notified_by_its_signal_and_last_lines_and_the_frontend_learns_of_it_before_it_stops():
     with start(settings={"restart": ["scheduler=never"]}) as run:
         run.wait_for("stop     Ctrl-C")
-        os.kill(run.note_pids()["scheduler"], signal.SIGKILL)
+        os.kill(run.record_pids()["scheduler"], signal.SIGKILL)
         assert run.wait_exit() == 1
         assert "scheduler died: it was killed by SIGKILL (kill -9, or the kernel's out-of-memory killer)" in run.output
         assert run.output.index("scheduler=dead") < run.output.index("frontend     stopping")
@@ -126,7 +126,7 @@ def test_the_last_lines_of_a_process_that_dies_at_once_are_not_lost():
 def test_the_death_of_the_frontend_may_end_the_run_too():
     with start(settings={"restart": ["frontend=never"]}) as run:
         run.wait_for("stop     Ctrl-C")
-        os.kill(run.note_pids()["frontend"], signal.SIGSEGV)
+        os.kill(run.record_pids()["frontend"], signal.SIGSEGV)
         assert run.wait_exit() == 1
         assert "frontend died: it was killed by SIGSEGV (a crash in native code)" in run.output
         run.assert_nothing_left()
@@ -194,7 +194,7 @@ def test_nothing_is_left_after_the_launcher_was_killed():
 def test_nothing_is_left_after_the_launcher_was_killed_while_a_process_is_stopped():
     with start_all() as run:
         run.wait_for("stop     Ctrl-C")
-        os.kill(run.note_pids()["tokenizer"], signal.SIGSTOP)
+        os.kill(run.record_pids()["tokenizer"], signal.SIGSTOP)
         run.launcher.kill()
         run.assert_nothing_left(LIFELINE_TIMEOUT_S)
 
@@ -202,7 +202,7 @@ def test_nothing_is_left_after_the_launcher_was_killed_while_a_process_is_stoppe
 def test_nothing_is_left_after_the_launcher_was_killed_during_the_start():
     with start(scheduler="stay_in_phase", detokenizer="import_for_ever", tokenizer="ignore_everything") as run:
         run.wait_for("loading weights")
-        wait_until(lambda: set(run.note_pids()) == set(ALL_GOOD))
+        wait_until(lambda: set(run.record_pids()) == set(ALL_GOOD))
         run.launcher.kill()
         run.assert_nothing_left(LIFELINE_TIMEOUT_S)
 
@@ -210,14 +210,14 @@ def test_nothing_is_left_after_the_launcher_was_killed_during_the_start():
 def test_a_run_that_takes_over_the_directory_of_a_killed_one_is_left_alone_by_its_processes():
     with start_all() as old:
         old.wait_for("stop     Ctrl-C")
-        old_pids = old.note_pids()
+        old_pids = old.record_pids()
         os.kill(old_pids["scheduler"], signal.SIGSTOP)
         old.launcher.kill()
         old.launcher.wait()
         with start_all(run_dir=old.run_dir) as new:
             new.wait_for("stop     Ctrl-C")
             wait_until(lambda: not any(map(is_running, old_pids.values())))
-            new_pids = new.note_pids()
+            new_pids = new.record_pids()
             assert set(new_pids) == set(ALL_GOOD)
             assert not set(new_pids.values()) & set(old_pids.values())
             new.launcher.send_signal(signal.SIGTERM)
@@ -231,14 +231,14 @@ def test_a_second_launcher_in_the_same_directory_is_refused_and_does_no_harm():
         with start(run_dir=run.run_dir) as second:
             assert second.wait_exit() == 2
             assert f"another server runs in {run.run_dir.path}" in second.output
-            assert all(map(is_running, run.note_pids().values()))
+            assert all(map(is_running, run.record_pids().values()))
             second._pids.clear()
 
 
-def test_a_hung_process_is_told_and_so_is_its_return():
+def test_a_hung_process_is_notified_and_so_is_its_return():
     with start(settings={"hang_timeout_s": HANG_TIMEOUT_S, "restart": ["scheduler=never"]}) as run:
         run.wait_for("stop     Ctrl-C")
-        scheduler = run.note_pids()["scheduler"]
+        scheduler = run.record_pids()["scheduler"]
         os.kill(scheduler, signal.SIGSTOP)
         run.wait_for("scheduler    hangs: no heartbeat for")
         run.wait_for("scheduler=hung")
@@ -262,7 +262,7 @@ def test_an_external_process_is_started_by_the_printed_command_and_stopped_with_
             run.wait_for("scheduler cannot start", timeout_s=BOOT_TIMEOUT_S + 2.0)
         by_hand = start_by_hand(run)
         run.wait_for("stop     Ctrl-C")
-        assert run.note_pids()["scheduler"] == by_hand.pid
+        assert run.record_pids()["scheduler"] == by_hand.pid
         run.launcher.send_signal(signal.SIGTERM)
         assert by_hand.wait(TIMEOUT_S) == 0
         assert run.wait_exit() == 0
@@ -289,7 +289,7 @@ def test_an_external_process_that_fails_to_start_may_be_started_again():
         first.wait(TIMEOUT_S)
         run.wait_for("scheduler    cannot start: it ended (it was started by hand)")
         second = start_by_hand(run)
-        wait_until(lambda: run.note_pids().get("scheduler") == second.pid)
+        wait_until(lambda: run.record_pids().get("scheduler") == second.pid)
         run.launcher.kill()
         assert second.wait(TIMEOUT_S) is not None
         run.assert_nothing_left(LIFELINE_TIMEOUT_S)
@@ -312,7 +312,7 @@ def test_processes_that_do_not_belong_are_refused_with_the_reason():
             assert isinstance(answer, Refusal)
             assert reason in answer.reason
             client.close()
-            assert all(map(is_running, run.note_pids().values()))
+            assert all(map(is_running, run.record_pids().values()))
         run.launcher.send_signal(signal.SIGTERM)
         assert run.wait_exit() == 0
         assert "scheduler    stopping" in run.output

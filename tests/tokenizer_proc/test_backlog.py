@@ -67,21 +67,21 @@ def test_a_request_that_is_aborted_ends_at_once_and_is_never_read() -> None:
     assert popped(backlog) == []
 
 
-def test_of_several_choices_those_that_are_wanted_are_read() -> None:
+def test_of_several_choices_those_that_are_requested_are_read() -> None:
     backlog = Backlog()
     backlog.add(request(1, siblings=(Sibling(2, 0), Sibling(3, 0))))
     for uid in (1, 3):
         assert backlog.abort(AbortMsg(uid, 0)) is not None
     entry = backlog.pop_short()
     assert entry is not None
-    assert list(entry.wanted) == [2]
+    assert list(entry.requested) == [2]
     assert backlog.abort(AbortMsg(2, 0)) is not None
-    assert not entry.wanted  # while it is being read
+    assert not entry.requested  # while it is being read
     backlog.done(entry)
     assert popped(backlog) == []
 
 
-def test_an_abort_of_what_is_not_here_goes_on() -> None:
+def test_an_abort_of_what_is_not_here_continues() -> None:
     backlog = Backlog()
     backlog.add(request(1, attempt=1))
     backlog.add(EncodeMsg(2, "x"))
@@ -96,11 +96,11 @@ def test_a_later_attempt_replaces_an_earlier_one() -> None:
     backlog.add(request(1, attempt=1))
     first = backlog.pop_short()
     assert first is not None
-    assert list(first.wanted) == [2]
+    assert list(first.requested) == [2]
     backlog.done(first)
     second = backlog.pop_short()
     assert second is not None
-    assert (second.message.uid, list(second.wanted)) == (1, [1])
+    assert (second.message.uid, list(second.requested)) == (1, [1])
     backlog.done(second)
     assert popped(backlog) == []
 

@@ -22,6 +22,6 @@ def test_one_that_the_model_does_not_have_breaks_nothing():
     assert list(unpack_int32(filled.breaker_ids)) == [ord("x")]
 
 
-def test_who_asks_for_none_gets_none():
+def test_who_requests_none_gets_none():
     assert with_breaker_ids(None, ENCODING, 256) is None
     assert with_breaker_ids(dry(), ENCODING, 256) == dry()

@@ -138,7 +138,7 @@ def test_the_last_part_is_continued() -> None:
         (PLAIN_TEMPLATE, [], "empty"),
     ],
 )
-def test_refusals_say_why(template: str, messages: list[dict[str, Any]], words: str) -> None:
+def test_refusals_report_why(template: str, messages: list[dict[str, Any]], words: str) -> None:
     assert words in refusal_of(template, chat(*messages))
 
 

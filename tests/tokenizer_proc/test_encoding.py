@@ -119,7 +119,7 @@ def test_a_tokenizer_that_is_python_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("keep_torch")
-def test_code_beside_a_tokenizer_is_not_run(tmp_path: Path) -> None:
+def test_code_next_to_a_tokenizer_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "unheard-of"}', encoding="ascii")
     settings = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="ascii")
@@ -171,7 +171,7 @@ def bos_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def test_special_tokens_are_added_only_where_they_are_wanted(tmp_path: Path) -> None:
+def test_special_tokens_are_added_only_where_they_are_requested(tmp_path: Path) -> None:
     bos_tokenizer().save(str(tmp_path / "tokenizer.json"))
     encoding = load_encoding(str(tmp_path))
     assert encoding.encode("one two") == [0, 1, 2]

@@ -199,7 +199,7 @@ def test_a_child_that_does_not_reply_is_ended() -> None:
     child.close()
 
 
-def test_objects_are_closed_as_the_server_says_unless_the_request_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_are_closed_as_the_server_reports_unless_the_request_does(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[bool | None] = []
 
     def check(self: GrammarChild, grammar: Grammar, timeout_s: float) -> GrammarCheck:
@@ -215,7 +215,7 @@ def test_objects_are_closed_as_the_server_says_unless_the_request_does(monkeypat
     assert checked == [True, False, True, False, False, True]
 
 
-def test_the_refusal_of_a_one_of_says_what_a_request_can_do(checks: Checks) -> None:
+def test_the_refusal_of_a_one_of_reports_what_a_request_can_do(checks: Checks) -> None:
     error = checks.error(900, schema({"oneOf": [{"type": "integer"}, {"type": "number"}]}))
     assert error is not None
     assert "use anyOf" in error.message

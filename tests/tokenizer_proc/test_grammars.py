@@ -122,7 +122,7 @@ def test_each_kind_becomes_one_of_llguidance(checks: GrammarReader, grammar: Gra
     assert checks.check(checked) == checked
 
 
-def test_white_space_is_as_asked_for(checks: GrammarReader) -> None:
+def test_white_space_is_as_requested(checks: GrammarReader) -> None:
     texts = {
         checks.check(msgspec.structs.replace(schema({"type": "object"}), whitespace=whitespace)).text
         for whitespace in (None, "", " ?")

@@ -45,8 +45,8 @@ def limit() -> None:
 
 def test_chats_and_grammars_work_under_hard_limits():
     command = [sys.executable, "-c", UNDER_LIMITS]
-    said = subprocess.check_output(command, cwd=ROOT, preexec_fn=limit, text=True, timeout=120)
-    assert said.split() == ["hello", "None"]
+    stated = subprocess.check_output(command, cwd=ROOT, preexec_fn=limit, text=True, timeout=120)
+    assert stated.split() == ["hello", "None"]
 
 
 def test_only_the_soft_limit_is_lowered(monkeypatch: pytest.MonkeyPatch):

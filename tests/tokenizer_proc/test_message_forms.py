@@ -179,7 +179,7 @@ def test_system_messages_stay_several_at_the_beginning_if_a_template_reads_them_
     assert templates_of(SYSTEMS_FIRST).render(chat(*messages)) == "system:a;system:d;user:b;assistant:c;user:e;"
 
 
-def test_the_user_says_it_to_a_template_that_reads_no_system_message() -> None:
+def test_the_user_reports_it_to_a_template_that_reads_no_system_message() -> None:
     messages = [system("a"), user("b"), assistant("c"), system("d"), user("e")]
     assert templates_of(NO_SYSTEM).render(chat(*messages)) == "user:a\n\nd\n\nb;assistant:c;user:e;"
     with_parts = [system(parts("a")), user(parts("b", "c"))]
@@ -226,14 +226,16 @@ def test_tools_are_a_text_in_the_system_message_if_the_template_shows_them_only_
     tool = {"type": "function", "function": {"name": "now", "description": "die Zeit in Zürich"}}
     templates = templates_of(TOOLS_IN_SYSTEM)
     shown = '<|tool|>[{"name": "now", "description": "die Zeit in Zürich"}]<|/tool|><|end|><|user|>Hi<|end|>'
-    given = {"tools": [tool]}
-    assert templates.render(chat(system("Be brief."), user(), template_kwargs=given)) == f"<|system|>Be brief.{shown}"
-    told = "You are a helpful assistant with some tools."
-    assert templates.render(chat(user(), template_kwargs=given)) == f"<|system|>{told}{shown}"
+    provided = {"tools": [tool]}
+    assert (
+        templates.render(chat(system("Be brief."), user(), template_kwargs=provided)) == f"<|system|>Be brief.{shown}"
+    )
+    reported = "You are a helpful assistant with some tools."
+    assert templates.render(chat(user(), template_kwargs=provided)) == f"<|system|>{reported}{shown}"
     assert templates.render(chat(user(), template_kwargs={"tools": []})) == "<|user|>Hi<|end|>"
     assert templates.render(chat(user(), template_kwargs={"tools": "none"})) == "<|user|>Hi<|end|>"
     both = TOOLS_IN_SYSTEM + "{{ tools[0].function.name }}"
-    assert templates_of(both).render(chat(user(), template_kwargs=given)) == "<|user|>Hi<|end|>now"
+    assert templates_of(both).render(chat(user(), template_kwargs=provided)) == "<|user|>Hi<|end|>now"
 
 
 @pytest.mark.parametrize("condition", ["xml_tools", "xml_tools is defined"])

@@ -66,7 +66,7 @@ def text_message(uid: int, text: str) -> TokenizeMsg:
 
 
 @pytest.mark.ring
-def test_prompts_go_on_in_order_and_refusals_go_back(launcher: FakeLauncher) -> None:
+def test_prompts_continue_in_order_and_refusals_go_back(launcher: FakeLauncher) -> None:
     scheduler = launcher.open_receiver("scheduler", ToScheduler)
     frontend = launcher.open_receiver("frontend", ToFrontend)
     to_tokenizer = launcher.open_sender("tokenizer")
@@ -97,7 +97,7 @@ def test_prompts_go_on_in_order_and_refusals_go_back(launcher: FakeLauncher) -> 
 
 
 @pytest.mark.ring
-def test_after_a_gap_the_frontend_hears_of_it_also_before_its_first_reply(launcher: FakeLauncher) -> None:
+def test_after_a_gap_the_frontend_learns_of_it_also_before_its_first_reply(launcher: FakeLauncher) -> None:
     scheduler = launcher.open_receiver("scheduler", ToScheduler)
     frontend = launcher.open_receiver("frontend", ToFrontend)
     to_tokenizer = launcher.open_sender("tokenizer")
@@ -166,7 +166,7 @@ def test_while_a_long_text_is_tokenized_others_are_served_and_it_can_be_aborted(
 
 
 @pytest.mark.ring
-def test_choices_go_on_one_by_one_and_are_refused_together(launcher: FakeLauncher) -> None:
+def test_choices_continue_one_by_one_and_are_refused_together(launcher: FakeLauncher) -> None:
     scheduler = launcher.open_receiver("scheduler", ToScheduler)
     frontend = launcher.open_receiver("frontend", ToFrontend)
     to_tokenizer = launcher.open_sender("tokenizer")
@@ -194,7 +194,7 @@ def test_only_the_operators_own_template_must_be_good(tmp_path: Path) -> None:
 
 
 @pytest.mark.ring
-def test_without_a_tokenizer_it_says_what_it_looked_for(tmp_path: Path) -> None:
+def test_without_a_tokenizer_it_reports_what_it_looked_for(tmp_path: Path) -> None:
     with FakeLauncher(config_of(tmp_path)) as launcher:
         launcher.start("tokenizer_proc")
         message = launcher.wait_for("tokenizer", BootFailed, timeout_s=60).message

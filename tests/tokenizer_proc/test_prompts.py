@@ -102,11 +102,11 @@ def test_spans_pass_through_to_all_choices() -> None:
 
 def test_spans_are_refused_in_a_text_and_in_a_cut_prompt() -> None:
     spans = (PromptSpan(1, 3, bytes(16)),)
-    for message, says in (
+    for message, reason in (
         (prompt("abcd", spans=spans), "Only a prompt of token ids"),
         (prompt([5] * 5, spans=spans, truncation=Truncation(4)), "that is not truncated"),
     ):
-        with pytest.raises(RequestError, match=says) as raised:
+        with pytest.raises(RequestError, match=reason) as raised:
             reader_of().read_one(message)
         assert raised.value.info.status == 400
 
@@ -129,7 +129,7 @@ def test_a_prompt_must_leave_room_for_a_token(num_tokens: int) -> None:
     assert f"the request has {num_tokens} " in str(refusal_of([1] * num_tokens))
 
 
-def test_a_prompt_may_fill_the_context_where_no_token_is_wanted() -> None:
+def test_a_prompt_may_fill_the_context_where_no_token_is_requested() -> None:
     reader = reader_of()
     for content in ([1] * 16, "a" * 16):
         assert reader.read_one(prompt(content, max_tokens=0)).sampling_params.max_tokens == 0
@@ -280,8 +280,8 @@ def test_what_is_left_must_be_valid() -> None:
 
 def test_biases_of_texts_and_bad_words_are_filled_in():
     texts = (("a", 2.0), ("b", None))
-    wanted = SamplingParams(max_tokens=5, bad_words=("c",), bias_texts=texts)
-    params = reader_of().read_one(msgspec.structs.replace(prompt("ab"), sampling_params=wanted)).sampling_params
+    expected = SamplingParams(max_tokens=5, bad_words=("c",), bias_texts=texts)
+    params = reader_of().read_one(msgspec.structs.replace(prompt("ab"), sampling_params=expected)).sampling_params
     assert params.bias_ids == pack_int32(encode_letters("a"))
     assert set(params.bad_word_ids) >= {pack_int32(encode_letters("b")), pack_int32(encode_letters("c"))}
 
@@ -296,9 +296,9 @@ def counting(calls: list[str]) -> Callable[[str], list[int]]:
 
 def test_the_work_for_all_choices_is_done_once():
     calls: list[str] = []
-    wanted = SamplingParams(max_tokens=100, seed=3, bad_words=("c",), bias_texts=(("a", 2.0),))
+    expected = SamplingParams(max_tokens=100, seed=3, bad_words=("c",), bias_texts=(("a", 2.0),))
     siblings = (Sibling(8, 4), Sibling(9, 5, engine=2))
-    message = msgspec.structs.replace(prompt("ab"), sampling_params=wanted, siblings=siblings)
+    message = msgspec.structs.replace(prompt("ab"), sampling_params=expected, siblings=siblings)
     reader = reader_of(counting(calls))
     choices = reader.read_all(message)
     assert calls == ["ab", "a", "c", " c"]
@@ -312,8 +312,8 @@ def test_what_the_texts_of_parameters_become_is_kept_for_the_next_prompt():
     calls: list[str] = []
     reader = reader_of(counting(calls))
     for text, seed, max_tokens in (("ab", 3, 1), ("cd", 4, 2)):
-        wanted = SamplingParams(max_tokens=max_tokens, seed=seed, bad_words=("x",))
-        params = reader.read_one(msgspec.structs.replace(prompt(text), sampling_params=wanted)).sampling_params
+        expected = SamplingParams(max_tokens=max_tokens, seed=seed, bad_words=("x",))
+        params = reader.read_one(msgspec.structs.replace(prompt(text), sampling_params=expected)).sampling_params
         assert (params.seed, params.max_tokens) == (seed, max_tokens)
         assert params.bad_word_ids
     assert calls == ["ab", "x", " x", "cd"]

@@ -242,7 +242,7 @@ def test_white_space_is_bounded(compiler: GrammarCompiler, read: Read) -> None:
         assert accepts(compiler, grammar, f"{begin}{text}{end}") is is_good, text
 
 
-def test_white_space_that_is_asked_for_stays(compiler: GrammarCompiler) -> None:
+def test_white_space_that_is_requested_stays(compiler: GrammarCompiler) -> None:
     for schema, whitespace, text, is_good in (
         ('{"enum": [[1]]}', None, "[  1]", False),
         ('{"enum": [[1]]}', " *", "[  1]", True),

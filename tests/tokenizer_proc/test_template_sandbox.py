@@ -71,7 +71,7 @@ def render(source: str, **variables: object) -> str:
     return TemplateSandbox().from_string(source).render(variables)
 
 
-def most_bytes_of(pid: int) -> int:
+def max_bytes_of(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
@@ -83,7 +83,7 @@ def test_texts_do_not_grow_without_limit(name: str) -> None:
     with pytest.raises(RequestError, match=r"more than 256 MiB|OverflowError|RecursionError") as raised:
         templates.render(CHAT)
     assert raised.value.info.status == 400
-    assert most_bytes_of(templates.pid) < MOST_BYTES
+    assert max_bytes_of(templates.pid) < MOST_BYTES
 
 
 @pytest.mark.parametrize("name", ENDLESS)
@@ -157,7 +157,7 @@ print(templates.pid, flush=True)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals of a parent's death")
-def test_a_process_that_stops_while_a_thread_waits_for_the_child_says_nothing() -> None:
+def test_a_process_that_stops_while_a_thread_waits_for_the_child_reports_nothing() -> None:
     root = Path(__file__).parents[2]
     ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, cwd=root, check=True)
     (pid,) = ended.stdout.split()

@@ -217,7 +217,7 @@ def test_a_call_of_gpt_oss_ends_with_an_end_token(tmp_path: Path) -> None:
     assert mask.nonzero()[0].tolist() == [*ends]
 
 
-def test_a_budget_is_a_limit_beside_the_grammar(checks: GrammarReader) -> None:
+def test_a_budget_is_a_limit_next_to_the_grammar(checks: GrammarReader) -> None:
     tokenizer = checks._compiler.tokenizer()
     opening, closing = (tokenizer.tokenize_str(mark, parse_special=True) for mark in ("<think>", "</think>"))
     for place, num_begin in (("before", len(opening)), ("inside", 0)):

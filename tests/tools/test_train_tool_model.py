@@ -17,7 +17,7 @@ def chats() -> ChatFormat:
     return ChatFormat(random.Random(1))
 
 
-def test_what_the_assistant_says_is_learned_and_nothing_else(chats: ChatFormat):
+def test_what_the_assistant_reports_is_learned_and_nothing_else(chats: ChatFormat):
     rng = random.Random(2)
     seen: set[bool] = set()
     for _ in range(20):

@@ -142,14 +142,14 @@ def main() -> None:
             alone, _ = measure(target, options.streams, options.rounds)
             start_batch(target)
             num_rows = gauge(target, "decoding")
-            beside, batch_tokens_per_s = measure(target, options.streams, options.rounds)
+            second_update, batch_tokens_per_s = measure(target, options.streams, options.rounds)
         finally:
             server.stop()
-    ratio = {name: round(getattr(beside, name) / getattr(alone, name), 2) for name in ("p50_ms", "p99_ms")}
-    print(f"alone {alone}\nwith a batch of {num_rows:.0f} rows {beside}\nratio {ratio}")
+    ratio = {name: round(getattr(second_update, name) / getattr(alone, name), 2) for name in ("p50_ms", "p99_ms")}
+    print(f"alone {alone}\nwith a batch of {num_rows:.0f} rows {second_update}\nratio {ratio}")
     print(f"the batch gets {batch_tokens_per_s:.0f} tokens/s during the streams")
     if options.json:
-        result = {"alone": alone, "beside": beside, "ratio": ratio, "batch_tokens_per_s": batch_tokens_per_s}
+        result = {"alone": alone, "with_batch": second_update, "ratio": ratio, "batch_tokens_per_s": batch_tokens_per_s}
         write_result(options.json, "batches", {"streams": options.streams, **result})
 
 

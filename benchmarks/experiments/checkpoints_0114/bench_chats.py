@@ -186,11 +186,11 @@ def measure_streams(options: argparse.Namespace) -> dict[str, Any]:
     names = ("running", "decoding", "pages_all", "pages_in_use", "state_slots_all", "state_slots_in_use")
     return {
         "budget_mib": STREAMS_MEMORY_GIB * 1024,
-        "most_growth_mib": round((served.most_watched - before_bytes) / 2**20, 1),
+        "most_growth_mib": round((served.max_watched - before_bytes) / 2**20, 1),
         "requests": len(chats),
         "tokens": sum(served.num_prompt) + sum(turn.num_output for (turn,) in chats),
         "preemptions": served.gauges["preemptions"],
-        "most": {name: served.most_gauges[name] for name in names},
+        "most": {name: served.max_gauges[name] for name in names},
     }
 
 

@@ -92,9 +92,9 @@ class Served:
     ttft_s: list[float] = field(default_factory=list[float])
     seconds: float = 0.0
     gauges: dict[str, float] = field(default_factory=dict[str, float])
-    most_gauges: dict[str, float] = field(default_factory=dict[str, float])
+    max_gauges: dict[str, float] = field(default_factory=dict[str, float])
     """The maximum of each gauge between steps, and of what was watched."""
-    most_watched: float = 0.0
+    max_watched: float = 0.0
 
     def extend(self, other: "Served") -> None:
         """Adds the turns of `other`."""
@@ -188,7 +188,7 @@ def serve_chats(
                 loop.take(reply)
         for name, value in scheduler.gauges().items():
             most[name] = max(most.get(name, value), value)
-        loop.served.most_watched = max(loop.served.most_watched, watch())
+        loop.served.max_watched = max(loop.served.max_watched, watch())
     served = loop.served
-    served.seconds, served.gauges, served.most_gauges = clock(), scheduler.gauges(), most
+    served.seconds, served.gauges, served.max_gauges = clock(), scheduler.gauges(), most
     return served

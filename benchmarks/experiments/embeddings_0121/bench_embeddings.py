@@ -117,8 +117,8 @@ def measure(servers: Sequence[Server], texts: Texts, num_rounds: int, num_reques
     for number in range(num_rounds):
         for server in [*servers[number % len(servers) :], *servers[: number % len(servers)]]:
             row = result[server.name]
-            given, begin_s = texts.take(NUM_TEXTS), time.perf_counter()
-            server.embed(server.connect(), given)
+            provided, begin_s = texts.take(NUM_TEXTS), time.perf_counter()
+            server.embed(server.connect(), provided)
             row["one"].append(NUM_TEXTS / (time.perf_counter() - begin_s))
             begin_s = time.perf_counter()
             latencies = sorted(together(server, texts, num_requests))
@@ -141,7 +141,7 @@ def wait_for(server: Server, texts: Sequence[str]) -> list[Any]:
 
 def together(server: Server, texts: Texts, num_requests: int) -> list[float]:
     """Returns the seconds of each request of clients that send one text after the other."""
-    given = [texts.take(num_requests) for _ in range(NUM_CLIENTS)]
+    provided = [texts.take(num_requests) for _ in range(NUM_CLIENTS)]
     latencies: list[float] = []
 
     def run(own: list[str]) -> None:
@@ -151,7 +151,7 @@ def together(server: Server, texts: Texts, num_requests: int) -> list[float]:
             server.embed(connection, [text])
             latencies.append(time.perf_counter() - begin_s)
 
-    threads = [threading.Thread(target=run, args=(own,)) for own in given]
+    threads = [threading.Thread(target=run, args=(own,)) for own in provided]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -228,7 +228,7 @@ def serve(arrivals: Sequence[Arrival], config: Config, core: int, is_free: bool)
     os.sched_setaffinity(0, {core})
     runner = load_runner(config, no_report)
     store = runner.page_store
-    clock = CpuClock(store, time_beside(store) if store is not None and is_free else time.process_time)
+    clock = CpuClock(store, time_with_load(store) if store is not None and is_free else time.process_time)
     gc.collect()
     gc.freeze()  # as the server does
     begin_s = time.process_time()
@@ -249,7 +249,7 @@ def serve(arrivals: Sequence[Arrival], config: Config, core: int, is_free: bool)
     }
 
 
-def time_beside(store: TieredPages) -> Callable[[], float]:
+def time_with_load(store: TieredPages) -> Callable[[], float]:
     """Returns a clock of the CPU time of this thread that stands still in calls of the store."""
     spent_s = 0.0
 

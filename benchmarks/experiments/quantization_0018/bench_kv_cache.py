@@ -76,9 +76,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def measure_steps(options: argparse.Namespace, formats: dict[str, list[str]]) -> dict:
     """Returns a line for each number of rows and context, with the medians of each format."""
-    longest, most_rows = max(options.contexts), max(options.rows)
+    longest, max_rows = max(options.contexts), max(options.rows)
     shape = make_shape(options.shape, options.layers) | {"max_position_embeddings": longest + PAGE_SIZE}
-    num_pages = most_rows * (longest // PAGE_SIZE + 1)
+    num_pages = max_rows * (longest // PAGE_SIZE + 1)
     own = [
         "--device",
         "cpu",
@@ -138,11 +138,11 @@ def run_step(runner: Runner, batch: Batch, times: Times) -> None:
     """Runs it and appends what it took."""
     attention_ns: list[int] = []
 
-    def note(name: str, began_ns: int, ended_ns: int) -> None:
+    def record(name: str, began_ns: int, ended_ns: int) -> None:
         if name == "paged_decode":
             attention_ns.append(ended_ns - began_ns)
 
-    with timed_kernels(note):
+    with timed_kernels(record):
         begin_s, begin_cpu_s = time.perf_counter(), time.thread_time()
         runner.run(batch)
         times["step_ms"].append((time.perf_counter() - begin_s) * 1e3)

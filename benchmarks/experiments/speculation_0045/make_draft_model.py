@@ -100,15 +100,15 @@ def _train(student: GPT2LMHeadModel, teacher: GPT2LMHeadModel, ids: torch.Tensor
         starts = torch.randint(len(ids) - LENGTH, (BATCH,)).tolist()
         tokens = torch.stack([ids[start : start + LENGTH] for start in starts])
         with torch.no_grad():
-            wanted = teacher(tokens).logits.log_softmax(-1)
+            requested = teacher(tokens).logits.log_softmax(-1)
         got = student(tokens).logits.log_softmax(-1)
-        loss = kl_div(got.flatten(0, 1), wanted.flatten(0, 1), log_target=True, reduction="batchmean")
+        loss = kl_div(got.flatten(0, 1), requested.flatten(0, 1), log_target=True, reduction="batchmean")
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
         if step % 20 == 0 or step == num_steps - 1:
-            same = (got.argmax(-1) == wanted.argmax(-1)).float().mean()
+            same = (got.argmax(-1) == requested.argmax(-1)).float().mean()
             print(f"step {step}: divergence {loss.item():.3f}, same likeliest token {same.item():.2f}", flush=True)
 
 

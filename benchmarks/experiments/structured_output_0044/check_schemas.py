@@ -137,11 +137,11 @@ class Checker:
                 return "", False, "" if request.error is None else request.error.message
             if allowed[self._eos]:
                 return self._text(ids), True, ""
-            wanted = allowed & ~self._blank
-            closing = wanted & self._closing
+            requested = allowed & ~self._blank
+            closing = requested & self._closing
             if self._rng.random() < CLOSING_SHARE and closing.any():
-                wanted = closing
-            choices = np.flatnonzero(wanted if wanted.any() else allowed)
+                requested = closing
+            choices = np.flatnonzero(requested if requested.any() else allowed)
             ids.append(int(self._rng.choice(choices)))
             ending = request.accept(ids[-1])
             if ending is not None:

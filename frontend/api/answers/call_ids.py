@@ -29,9 +29,9 @@ def fit_ids(messages: Sequence[ChatMessage], form: IdForm) -> list[ChatMessage]:
     for message in messages:
         calls: list[dict[str, Any]] = []
         for call in message.tool_calls or ():
-            given = str(call.get("id") or "")
-            fitted[given] = _fit(given, call["function"]["name"], number, form)
-            calls.append({**call, "id": fitted[given]})
+            provided = str(call.get("id") or "")
+            fitted[provided] = _fit(provided, call["function"]["name"], number, form)
+            calls.append({**call, "id": fitted[provided]})
             number += 1
         result_id = message.tool_call_id
         made.append(
@@ -44,7 +44,7 @@ def fit_ids(messages: Sequence[ChatMessage], form: IdForm) -> list[ChatMessage]:
     return made
 
 
-def _fit(given: str, name: str, number: int, form: IdForm) -> str:
+def _fit(provided: str, name: str, number: int, form: IdForm) -> str:
     if form == "numbered":
-        return given if NUMBERED.match(given) else f"functions.{name}:{number}"
-    return given if SHORT.match(given) else hashlib.blake2s(given.encode(), digest_size=8).hexdigest()[:9]
+        return provided if NUMBERED.match(provided) else f"functions.{name}:{number}"
+    return provided if SHORT.match(provided) else hashlib.blake2s(provided.encode(), digest_size=8).hexdigest()[:9]

@@ -121,19 +121,19 @@ class AllowedChoice(NamedTuple):
 Choice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice
 
 
-def check_tools(given: list[Any] | None) -> ToolUse:
+def check_tools(provided: list[Any] | None) -> ToolUse:
     """Returns the tools of a chat body. Raises `RequestError` (400), which names the field at fault."""
-    if not given:
+    if not provided:
         return NO_TOOLS
-    _check_number(given)
+    _check_number(provided)
     try:
-        tools = msgspec.convert(given, list[Tool])
+        tools = msgspec.convert(provided, list[Tool])
     except msgspec.ValidationError as error:
         raise bad_request(f"tools must be {TOOLS_TEXT}: {_explain(error, 'tools')}", "tools") from None
     schemas = _schemas_of([tool.function for tool in tools])
-    for index, entry in enumerate(given):
+    for index, entry in enumerate(provided):
         _refuse_misspelled(entry["function"], f"tools[{index}].function")
-    return ToolUse([{"type": "function", **entry} for entry in given], schemas)
+    return ToolUse([{"type": "function", **entry} for entry in provided], schemas)
 
 
 def _refuse_misspelled(function: dict[str, Any], where: str) -> None:
@@ -155,9 +155,9 @@ def list_tools(functions: Sequence[ToolFunction]) -> ToolUse:
     return ToolUse(listed, _schemas_of(functions))
 
 
-def _check_number(given: Sequence[Any]) -> None:
-    if len(given) > MAX_TOOLS:
-        raise bad_request(f"tools must be at most {MAX_TOOLS}, got {len(given)}", "tools")
+def _check_number(provided: Sequence[Any]) -> None:
+    if len(provided) > MAX_TOOLS:
+        raise bad_request(f"tools must be at most {MAX_TOOLS}, got {len(provided)}", "tools")
 
 
 def _schemas_of(functions: Sequence[ToolFunction]) -> dict[str, Any]:

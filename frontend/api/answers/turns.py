@@ -45,7 +45,7 @@ class Turns:
         """The messages of all pieces so far."""
         return [turn.message() for turn in self._turns]
 
-    def say(self, role: str, text: str) -> None:
+    def show(self, role: str, text: str) -> None:
         """Adds text from the system (or developer), the user or the assistant."""
         self._open("system" if role == "developer" else role).texts.append(text)
 

@@ -124,7 +124,7 @@ def make_conversation(body: PromptFields, conversations: Conversations) -> Conve
         params = msgspec.structs.replace(params, grammar=grammar)
     turns = Turns()
     if body.system is not None:
-        turns.say("system", read_text(_without_billing(body.system), "system"))
+        turns.show("system", read_text(_without_billing(body.system), "system"))
     for index, message in enumerate(body.messages):
         _add(turns, message, f"messages[{index}]")
     if not turns.messages:
@@ -169,7 +169,7 @@ def _add(turns: Turns, message: Message, where: str) -> None:
     if message.role not in ROLES:
         raise bad_request(f"{where}.role must be user or assistant, got {quoted(message.role)}", "messages")
     if isinstance(message.content, str):
-        turns.say(message.role, message.content)
+        turns.show(message.role, message.content)
         return
     if not message.content:
         raise bad_request(f"{where}.content must not be empty", "messages")
@@ -195,7 +195,7 @@ def _add_block(turns: Turns, role: str, block: ContentBlock, where: str) -> None
             text = text_of(block, where)
             if text is None:
                 raise unreadable(block, where)
-            turns.say(role, text)
+            turns.show(role, text)
 
 
 def _without_billing(system: Content) -> Content:

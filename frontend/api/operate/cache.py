@@ -123,9 +123,9 @@ class CacheApi:
 
     async def tree(self, request: Request) -> JsonReply:
         """Raises `RequestError`, as `explain`."""
-        given = dict(request.query_params)
-        limit = read_count(given, "limit", DEFAULT_NODES, MAX_NODES)
-        engine = read_count(given, "engine", 1, MAX_ENGINES)
+        provided = dict(request.query_params)
+        limit = read_count(provided, "limit", DEFAULT_NODES, MAX_NODES)
+        engine = read_count(provided, "engine", 1, MAX_ENGINES)
         if engine not in self._service.processes.engine_gauges():
             raise bad_request(f"there is no engine {engine} (see /health)", "engine")
         listed = await self._service.queries.list_cache(limit, engine)

@@ -72,7 +72,9 @@ class RequestsApi:
         query = _read_query(dict(request.query_params))
         found, num_missing = await self.find_everywhere(query)
         lines = [msgspec.Raw(each.shown) for each in found.requests]  # as they were encoded
-        return JsonReply(RequestsReply(cast("list[RequestLine]", lines), found.num_found, _heard_s(found), num_missing))
+        return JsonReply(
+            RequestsReply(cast("list[RequestLine]", lines), found.num_found, _seconds_since_report(found), num_missing)
+        )
 
     async def show(self, request: Request) -> JsonReply:
         """Raises `RequestError` (404) if the request is neither open nor among the latest ended ones."""
@@ -84,7 +86,7 @@ class RequestsApi:
             raise _unknown(name, num_missing)
         choices = [msgspec.json.decode(each.shown, type=RequestTimeline) for each in found.requests]
         choices.sort(key=lambda shown: shown.uid)
-        return JsonReply(RequestReply(choices, _heard_s(found), num_missing))
+        return JsonReply(RequestReply(choices, _seconds_since_report(found), num_missing))
 
     async def find_everywhere(self, query: FindRequests) -> tuple[FoundRequests, int]:
         """Returns the requests of all frontends, in order, and the number of frontends that did not answer."""
@@ -93,16 +95,16 @@ class RequestsApi:
         parts = [own, *others.by_name.values()]
         requests = [each for part in parts for each in part.requests]
         requests.sort(key=lambda each: (each.has_ended, -each.received_ns if each.has_ended else each.received_ns))
-        heard_ns = max(part.heard_ns for part in parts)
+        last_report_ns = max(part.last_report_ns for part in parts)
         num_found = sum(part.num_found for part in parts)
-        return FoundRequests(tuple(requests[: query.limit]), num_found, heard_ns), others.num_missing
+        return FoundRequests(tuple(requests[: query.limit]), num_found, last_report_ns), others.num_missing
 
     async def find_names(self, uids: Iterable[int]) -> dict[int, str]:
         """Returns the public ids of the requests that are open or ended recently, by uid."""
-        wanted = tuple(sorted(set(uids) - {0}))
-        if not wanted:
+        requested = tuple(sorted(set(uids) - {0}))
+        if not requested:
             return {}
-        found, _ = await self.find_everywhere(FindRequests(uids=wanted, limit=len(wanted)))
+        found, _ = await self.find_everywhere(FindRequests(uids=requested, limit=len(requested)))
         lines = [msgspec.json.decode(each.shown, type=RequestLine) for each in found.requests]
         return {line.uid: line.request_id for line in lines}
 
@@ -126,7 +128,7 @@ class RequestsApi:
                     if query.is_whole:
                         shown = make_timeline(shown, timeline, self._service.timelines.step_ends(timeline))
                     found.append(FoundRequest(timeline.received_ns, generation is None, _encoder.encode(shown)))
-        return FoundRequests(tuple(found), num_found, self._service.timelines.heard_ns)
+        return FoundRequests(tuple(found), num_found, self._service.timelines.last_report_ns)
 
     def _all(self) -> Iterator[tuple[Timeline, Generation | None]]:
         for generation in self._service.timelines.live():
@@ -145,27 +147,27 @@ def _is_like(timeline: Timeline, query: FindRequests, names: frozenset[int | str
     return (timeline.end_ns or now_ns) - timeline.received_ns >= query.min_age_s * 1e9
 
 
-def _read_query(given: dict[str, str]) -> FindRequests:
+def _read_query(provided: dict[str, str]) -> FindRequests:
     """Raises `RequestError` (400)."""
-    unknown = sorted(given.keys() - {"state", "stage", "min_age_s", "limit"})
+    unknown = sorted(provided.keys() - {"state", "stage", "min_age_s", "limit"})
     if unknown:
         raise bad_request(
             f"unknown parameter {quoted(unknown[0])}: send state, stage, min_age_s or limit",
             unknown[0][:MAX_QUOTED_CHARS],
         )
     for name, values in (("state", STATES), ("stage", STAGES)):
-        if given.get(name, values[0]) not in values:
-            raise bad_request(f"{name} must be one of {', '.join(values)}, got {quoted(given[name])}", name)
+        if provided.get(name, values[0]) not in values:
+            raise bad_request(f"{name} must be one of {', '.join(values)}, got {quoted(provided[name])}", name)
     return FindRequests(
-        state=given.get("state", ""),
-        stage=given.get("stage", ""),
-        min_age_s=read_number(given, "min_age_s", 0.0, 1e9),
-        limit=read_count(given, "limit", DEFAULT_LIMIT, MAX_LIMIT),
+        state=provided.get("state", ""),
+        stage=provided.get("stage", ""),
+        min_age_s=read_number(provided, "min_age_s", 0.0, 1e9),
+        limit=read_count(provided, "limit", DEFAULT_LIMIT, MAX_LIMIT),
     )
 
 
-def _heard_s(found: FoundRequests) -> float | None:
-    return round((time.monotonic_ns() - found.heard_ns) / 1e9, 3) if found.heard_ns else None
+def _seconds_since_report(found: FoundRequests) -> float | None:
+    return round((time.monotonic_ns() - found.last_report_ns) / 1e9, 3) if found.last_report_ns else None
 
 
 def _unknown(name: str, num_missing: int) -> RequestError:

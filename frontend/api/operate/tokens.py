@@ -108,7 +108,7 @@ def question_of(
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             template_kwargs=(body.chat_template_kwargs or {}) | listed,
-            adapt=None if model_format is None else lambda given: adapt_messages(given, tools, model_format),
+            adapt=None if model_format is None else lambda provided: adapt_messages(provided, tools, model_format),
         )
     adds_special_tokens = chat is None if body.add_special_tokens is None else body.add_special_tokens
     return EncodeMsg(0, prompt, chat, adds_special_tokens)

@@ -104,7 +104,7 @@ def make_grammar(fields: GrammarFields) -> Grammar | None:
     ]
     if outputs.json_object:
         asked.append(_GrammarField("structured_outputs.json_object", "json_schema", ANY_OBJECT))
-    if _is_given(outputs.structural_tag):
+    if is_sent(outputs.structural_tag):
         text = _text_of(outputs.structural_tag)
         asked.append(_GrammarField("structured_outputs.structural_tag", "structural_tag", text))
     if fields.structured_outputs is not None and not asked:
@@ -127,7 +127,7 @@ def _asked_by_format(response_format: ResponseFormat | None) -> list[_GrammarFie
     param = "response_format"
     if response_format is None:
         return []
-    schemas = {name: raw for name in ("schema", "value") if _is_given(raw := getattr(response_format, name))}
+    schemas = {name: raw for name in ("schema", "value") if is_sent(raw := getattr(response_format, name))}
     if response_format.type in ("text", "structural_tag") and schemas:
         name = next(iter(schemas))
         text = f'{param}.{name} is not for the type "{response_format.type}": set "type": "json_schema"'
@@ -137,7 +137,7 @@ def _asked_by_format(response_format: ResponseFormat | None) -> list[_GrammarFie
     if response_format.type != "structural_tag":
         return _asked_by_schemas(response_format, schemas)
     parts = {"structures": response_format.structures, "triggers": response_format.triggers}
-    if not all(map(_is_given, parts.values())):
+    if not all(map(is_sent, parts.values())):
         raise bad_request(
             "response_format must have structures and triggers with this type (and no other format)", param
         )
@@ -160,15 +160,15 @@ def _asked_by_schemas(response_format: ResponseFormat, schemas: dict[str, Raw]) 
     return [_GrammarField(param, "json_schema", text) for text in ([ANY_OBJECT] if is_any else texts)]
 
 
-def _asked_by(given: dict[str, Raw | str | list[str] | None]) -> Iterator[_GrammarField]:
+def _asked_by(provided: dict[str, Raw | str | list[str] | None]) -> Iterator[_GrammarField]:
     """Yields the grammars of fields whose names end in one of `KINDS`."""
-    for kind, (param, value) in zip(KINDS.values(), given.items(), strict=True):
+    for kind, (param, value) in zip(KINDS.values(), provided.items(), strict=True):
         match value:
             case str():
                 yield _GrammarField(param, kind, value)
             case list():
                 yield _GrammarField(param, kind, msgspec.json.encode(value).decode())
-            case Raw() if _is_given(value):
+            case Raw() if is_sent(value):
                 yield _GrammarField(param, kind, _text_of(value))
             case _:
                 pass
@@ -182,7 +182,7 @@ def _agree(one: str, other: str) -> bool:
     return False
 
 
-def _is_given(raw: Raw) -> bool:
+def is_sent(raw: Raw) -> bool:
     return bytes(memoryview(raw)[:4]) not in (b"", b"null")
 
 

@@ -28,10 +28,10 @@ class LogitBias(NamedTuple):
     texts: list[tuple[str, float | None]]
 
 
-def read_bias(given: BiasObject | BiasList | None) -> LogitBias:
+def read_bias(provided: BiasObject | BiasList | None) -> LogitBias:
     """Returns the biases of a request. Biases of one token add up, as in llama.cpp. Raises `RequestError` (400)."""
     found = LogitBias({}, [], [])
-    for token, value in given.items() if isinstance(given, dict) else given or ():
+    for token, value in provided.items() if isinstance(provided, dict) else provided or ():
         if value is True:
             raise bad_request("logit_bias must have false, which bans, or a number, got true", "logit_bias")
         if isinstance(token, str):

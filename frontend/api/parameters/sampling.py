@@ -232,8 +232,8 @@ def _make_dry(fields: SamplingFields) -> Dry | None:
     """Returns the DRY penalty that a request sets, `None` without a multiplier."""
     if not fields.dry_multiplier:
         return None
-    given = {name: getattr(fields, f"dry_{name}") for name in DRY_DEFAULTS}
-    values = DRY_DEFAULTS | {name: value for name, value in given.items() if value is not None}
+    provided = {name: getattr(fields, f"dry_{name}") for name in DRY_DEFAULTS}
+    values = DRY_DEFAULTS | {name: value for name, value in provided.items() if value is not None}
     values["sequence_breakers"] = tuple(values["sequence_breakers"])
     return Dry(fields.dry_multiplier, **values)
 

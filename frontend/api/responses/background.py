@@ -49,7 +49,7 @@ class BackgroundResponses:
         except Exception as error:
             response = failed(answer.so_far(), internal_error(log_internal(error)))
         finally:
-            self._service.note_response(trace)
+            self._service.record_response(trace)
         stored.grow([frames.last_frame(response)])
         self._store.end(response, stored)
 

@@ -169,8 +169,8 @@ class ResponsesApi:
         """Raises `RequestError`."""
         body = await self._reader.read(request)
         body = msgspec.structs.replace(body, tools=served_tools(body.tools, self._unknown))
-        given = read_items(await self._resolved(body.input))
-        items = [*await self._items_before(body.previous_response_id), *given]
+        provided = read_items(await self._resolved(body.input))
+        items = [*await self._items_before(body.previous_response_id), *provided]
         conversation = make_conversation(body, make_turns(body.instructions, items).messages, self._conversations)
         return ParsedRequest(body, items, conversation)
 
@@ -188,18 +188,18 @@ class ResponsesApi:
             raise bad_request(text, "previous_response_id", "response_in_progress")
         return [*_decode_items(found), *previous.output]
 
-    async def _resolved(self, given: str | list[Item]) -> str | list[Item]:
+    async def _resolved(self, provided: str | list[Item]) -> str | list[Item]:
         """Returns the input with references replaced by the items of stored responses. Raises `RequestError`."""
-        if isinstance(given, str):
-            return given
+        if isinstance(provided, str):
+            return provided
         outputs: dict[str, list[Item]] = {}
-        for response_id in dict.fromkeys(response_of(item.id or "") for item in given if item.kind == REFERENCE):
+        for response_id in dict.fromkeys(response_of(item.id or "") for item in provided if item.kind == REFERENCE):
             if response_id is not None:
                 with contextlib.suppress(RequestError):
                     found = await self._find(response_id)
                     outputs[response_id] = msgspec.json.decode(found.response, type=_Output).output
         known = {item.id: item for output in outputs.values() for item in output if item.status != "in_progress"}
-        for index, item in enumerate(given):
+        for index, item in enumerate(provided):
             if item.kind == REFERENCE and item.id is None:
                 raise bad_request(f"input[{index}]: a type is required, or a role, or the id of an item", "input")
             if item.kind == REFERENCE and item.id not in known:
@@ -209,7 +209,7 @@ class ResponsesApi:
                     "input",
                     "item_not_found",
                 )
-        return [known[item.id] if item.kind == REFERENCE else item for item in given]
+        return [known[item.id] if item.kind == REFERENCE else item for item in provided]
 
     async def _find(
         self, response_id: str, action: Action = "show", *, code: str = "response_not_found", param: str | None = None

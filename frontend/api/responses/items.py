@@ -85,9 +85,9 @@ Input = Annotated[
 ]
 
 
-def read_items(given: str | list[Item]) -> list[Item]:
+def read_items(provided: str | list[Item]) -> list[Item]:
     """Returns the items of a body, each with a type and an id. Raises `RequestError` (400)."""
-    items = [Item(role="user", content=given)] if isinstance(given, str) else given
+    items = [Item(role="user", content=provided)] if isinstance(provided, str) else provided
     return [_checked(item, f"input[{index}]") for index, item in enumerate(items)]
 
 
@@ -150,12 +150,12 @@ def make_turns(instructions: str | None, items: Iterable[Item]) -> Turns:
     """Returns validated items as the turns of a chat. Raises `RequestError` (400)."""
     turns = Turns()
     if instructions:
-        turns.say("system", instructions)
+        turns.show("system", instructions)
     for item in items:
         match item.type:
             case "message":
                 assert item.role is not None
-                turns.say(item.role, _text_of(item.content))
+                turns.show(item.role, _text_of(item.content))
             case "function_call":
                 turns.call(item.call_id or "", _model_name(item), item.arguments or "")
             case "custom_tool_call":

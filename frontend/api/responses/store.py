@@ -59,14 +59,14 @@ class StoredResponse:
         """Adds frames to the stream."""
         if self.frames is not None:
             self.frames += frames
-            self._tell()
+            self._report()
 
     def end(self, response: Response) -> None:
         self._response = _encoder.encode(response)
         self._running = self._cancel = None
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

@@ -90,10 +90,10 @@ class ResponseChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     tools: Annotated[list[NamedTool], Meta(min_length=1)] | None = None
 
 
-def served_tools(given: Sequence[ResponseTool] | None, unknown: UnknownFields) -> list[ResponseTool]:
+def served_tools(provided: Sequence[ResponseTool] | None, unknown: UnknownFields) -> list[ResponseTool]:
     """Returns the tools that the model sees. Raises `RequestError` (400) for tools that are not supported."""
     tools: list[ResponseTool] = []
-    for index, tool in enumerate(given or ()):
+    for index, tool in enumerate(provided or ()):
         if tool.type in UNSENT_TOOLS:
             unknown.ignore(f"tools[{index}] of type {tool.type}", "is a tool that this server does not run")
         else:
@@ -114,20 +114,22 @@ def _check(tool: ResponseTool, where: str, types: tuple[str, ...]) -> None:
             _check(member, f"{where}.tools[{index}]", ("function", "custom"))
 
 
-def named_tools(given: Sequence[ResponseTool], namespace: str | None = None) -> Iterator[tuple[ToolName, ResponseTool]]:
+def named_tools(
+    provided: Sequence[ResponseTool], namespace: str | None = None
+) -> Iterator[tuple[ToolName, ResponseTool]]:
     """Yields the functions and custom tools, including those in namespaces."""
-    for tool in given:
+    for tool in provided:
         if tool.type == "namespace":
             yield from named_tools(tool.tools or (), tool.name)
         else:
             yield ToolName(tool.name or "", namespace), tool
 
 
-def tool_use(given: Sequence[ResponseTool]) -> ToolUse:
+def tool_use(provided: Sequence[ResponseTool]) -> ToolUse:
     """Raises `RequestError` (400)."""
     functions: list[ToolFunction] = []
     custom: dict[str, CustomFormat] = {}
-    for tool_name, tool in named_tools(given):
+    for tool_name, tool in named_tools(provided):
         name = tool_name.of_model
         if tool.type == "custom":
             custom[name] = tool.format or CustomFormat()

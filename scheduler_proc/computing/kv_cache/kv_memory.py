@@ -67,14 +67,14 @@ class KVMemory:
         self, num_pages: int, page_size: int, num_bytes: int, num_window_pages: int = 0, num_states: int = 0
     ) -> None:
         """Maps memory for a cache of `num_bytes` bytes: pages, window pages and state slots. Raises `OSError`."""
-        num_note_bytes = num_pages * (NOTE_BYTES + 4 * page_size)
-        num_note_bytes += num_window_pages * WINDOW_NOTE_BYTES + num_states * STATE_NOTE_BYTES
-        num_bytes += NOTES + num_note_bytes + HUGE_PAGE
+        num_entry_bytes = num_pages * (NOTE_BYTES + 4 * page_size)
+        num_entry_bytes += num_window_pages * WINDOW_NOTE_BYTES + num_states * STATE_NOTE_BYTES
+        num_bytes += NOTES + num_entry_bytes + HUGE_PAGE
         os.ftruncate(self._descriptor, num_bytes)
         self._chunk = Chunk(num_bytes, self._descriptor)
         self._counts: dict[Kind, int] = {"page": num_pages, "window page": num_window_pages, "state": num_states}
         self._words: dict[Kind, list[np.ndarray]] = {kind: [] for kind in self._counts}
-        self.notes = self._take((NOTES + num_note_bytes,), torch.uint8).numpy().data[NOTES:]
+        self.notes = self._take((NOTES + num_entry_bytes,), torch.uint8).numpy().data[NOTES:]
         self.num_pages = num_pages
         os.pwrite(self._descriptor, HEADER.pack(self._identity, num_pages), 0)
 

@@ -151,8 +151,8 @@ def choose_num_pages(config: Config, sizes: PageSizes, free_bytes: int) -> int:
         budget_bytes = int(cache.kv_cache_memory_gb * GIB)
         num_pages, origin = sizes.fit(budget_bytes), f"--kv-cache-memory-gb {cache.kv_cache_memory_gb:g}"
     else:
-        most_useful = config.scheduling.max_num_seqs * pages_per_context(config)
-        num_pages, origin = min(sizes.fit(max(0, free_bytes)), most_useful), "the memory that is free for it"
+        max_useful_pages = config.scheduling.max_num_seqs * pages_per_context(config)
+        num_pages, origin = min(sizes.fit(max(0, free_bytes)), max_useful_pages), "the memory that is free for it"
         if config.model.max_model_len is None:
             fitting_len = num_pages * cache.block_size * 7 // 8 // LENGTH_STEP * LENGTH_STEP
     if num_pages < pages_per_context(config):

@@ -51,13 +51,13 @@ class Checkpoint:
                 log.info("names in the checkpoint are read as usual ones: %s is %s", in_file, name)
                 break
 
-    def read(self, wanted: set[str]) -> Iterator[tuple[str, StoredTensor]]:
+    def read(self, requested: set[str]) -> Iterator[tuple[str, StoredTensor]]:
         """Yields the wanted tensors, file by file, each backed by the mapped file until it is copied elsewhere.
 
         Raises `BootError` if a file cannot be read.
         """
         names_of: dict[Path, list[str]] = {}
-        for name in sorted(wanted):
+        for name in sorted(requested):
             names_of.setdefault(self.files[name], []).append(name)
         for path, names in names_of.items():
             in_file = [self._name_in_file[name] for name in names]

@@ -18,7 +18,7 @@ from scheduler_proc.computing.loading.weights import (
     find_segments,
     has_own_head,
     make_dummy_weights,
-    most_bytes,
+    max_bytes,
 )
 from scheduler_proc.computing.model.adapters import Adapters
 from scheduler_proc.computing.model.blocks.pooler import DenseLayer
@@ -67,7 +67,7 @@ class FamilyLoader:
 
     def count_bytes(self) -> int:
         """Returns about the bytes of the weights, whatever form they have in their files."""
-        return most_bytes(self._shard, self._target.placement, self._segments or {})
+        return max_bytes(self._shard, self._target.placement, self._segments or {})
 
     def _count_in_place(self) -> int:
         """Returns the bytes that suffice for the weights, 0 if that is not known: quantized ones grow elsewhere."""

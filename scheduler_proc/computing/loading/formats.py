@@ -46,10 +46,10 @@ def choose_format(
 def cut_segments(segments: Iterable[Segment], part: Part) -> tuple[Segment, ...]:
     """Returns the segments of a rank's part of the rows. Filling belongs to the last one."""
     own: list[Segment] = []
-    for wanted in part.rows:
+    for requested in part.rows:
         begin = 0
         for form, num_rows in segments:
-            num_own = len(range(max(begin, wanted.start), min(begin + num_rows, wanted.stop)))
+            num_own = len(range(max(begin, requested.start), min(begin + num_rows, requested.stop)))
             if num_own and own and own[-1].form == form:
                 own[-1] = Segment(form, own[-1].num_rows + num_own)
             elif num_own:

@@ -19,7 +19,7 @@ from scheduler_proc.computing.model.families.family import Source, Stack
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.parameters import Shape
 
-MOST_SHOWN = 6
+MAX_SHOWN = 6
 MTP_PREFIX = "mtp."
 """Begins the names of a head of multi-token prediction, which need not be used."""
 
@@ -47,8 +47,8 @@ def check_gguf(path: Path) -> None:
             faults.append(f"{tensors[name].tensor.name}: the model has none of this name")
     if faults:
         faults = [*dict.fromkeys(faults)]
-        more = f"; and {len(faults) - MOST_SHOWN} more" if len(faults) > MOST_SHOWN else ""
-        shown = "; ".join(faults[:MOST_SHOWN]) + more
+        more = f"; and {len(faults) - MAX_SHOWN} more" if len(faults) > MAX_SHOWN else ""
+        shown = "; ".join(faults[:MAX_SHOWN]) + more
         raise BootError(f"{file.paths[0]}: tensors do not fit the metadata: {shown}")
 
 

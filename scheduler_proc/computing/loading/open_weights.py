@@ -31,13 +31,13 @@ def read_dense_layers(model_dir: Path, layers: Sequence[DenseFacts], hidden_size
     found: list[DenseLayer] = []
     size = hidden_size
     for facts in layers:
-        where, wanted = model_dir / facts.directory, {"linear.weight": (facts.out_size, size)}
-        wanted |= {"linear.bias": (facts.out_size,)} if facts.has_bias else {}
+        where, requested = model_dir / facts.directory, {"linear.weight": (facts.out_size, size)}
+        requested |= {"linear.bias": (facts.out_size,)} if facts.has_bias else {}
         checkpoint = open_checkpoint(where, "auto")
-        tensors = dict(checkpoint.read(wanted.keys() & checkpoint.files.keys()))
+        tensors = dict(checkpoint.read(requested.keys() & checkpoint.files.keys()))
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        if shapes != wanted:
-            raise BootError(f"{where}: the shapes of the weights are {shapes}, expected {wanted}")
+        if shapes != requested:
+            raise BootError(f"{where}: the shapes of the weights are {shapes}, expected {requested}")
         weight, bias = tensors["linear.weight"], tensors.get("linear.bias")
         assert isinstance(weight, Tensor)
         assert bias is None or isinstance(bias, Tensor)

@@ -38,14 +38,14 @@ log = logging.getLogger("sluice.weights")
 
 
 def load_through_cache(
-    shard: Shard, family: Family, checkpoint: Checkpoint, placement: Placement, report: Report, is_wanted: bool
+    shard: Shard, family: Family, checkpoint: Checkpoint, placement: Placement, report: Report, is_requested: bool
 ) -> Weights:
     """Returns the result of `load_weights`, from an earlier start's file if there is one; otherwise writes one.
 
     Only quantized weights are kept. Raises `BootError` as `load_weights` does, and for nothing about the file.
     """
     files = sorted(checkpoint.paths)
-    if not is_wanted or placement.quantization is None or sum(file.stat().st_size for file in files) < LEAST_BYTES:
+    if not is_requested or placement.quantization is None or sum(file.stat().st_size for file in files) < LEAST_BYTES:
         return load_weights(shard, family, checkpoint, placement, report)
     cache = WeightCache(shard, files, placement)
     weights = cache.read(report)

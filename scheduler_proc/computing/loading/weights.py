@@ -97,9 +97,9 @@ class ShardWeights:
     def _set_rows(self, weight: Weight, name: str, first_row: int, rows: Rows, is_in_blocks: bool) -> None:
         """Sets the shard's part of `rows`, the rows of the whole parameter from `first_row` on."""
         part, num_before = self.parts[name], 0
-        for wanted in part.rows:
-            begin, end = max(wanted.start, first_row), min(wanted.stop, first_row + len(rows))
-            row, found = num_before + begin - wanted.start, range(begin - first_row, end - first_row)
+        for requested in part.rows:
+            begin, end = max(requested.start, first_row), min(requested.stop, first_row + len(rows))
+            row, found = num_before + begin - requested.start, range(begin - first_row, end - first_row)
             if isinstance(rows, BlockRows) and is_in_blocks and found:
                 step = max(1, BYTES_AT_ONCE // rows.blocks.shape[1])
                 for first in range(found.start, found.stop, step):
@@ -109,7 +109,7 @@ class ShardWeights:
             else:
                 for first, values in _read_values(rows, found):
                     weight.set_rows(row + first, values[:, part.columns] if values.dim() > 1 else values)
-            num_before += len(wanted)
+            num_before += len(requested)
 
     def _finish(self, weight: Weight, name: str, pieces: Sequence[Rows]) -> None:
         quantization, parameter = self._placement.quantization, self.parameters[name]
@@ -131,20 +131,20 @@ def _make_zeros(shape: tuple[int, ...], weight_format: WeightFormat, form: str) 
     return torch.zeros(shape)
 
 
-def _read_values(rows: Rows, wanted: range) -> Iterator[tuple[int, Tensor]]:
+def _read_values(rows: Rows, requested: range) -> Iterator[tuple[int, Tensor]]:
     """Yields values of the wanted rows, and how many come before; those of blocks a few at a time."""
-    if not wanted:
+    if not requested:
         return
     if isinstance(rows, Tensor):
-        yield 0, rows[wanted.start : wanted.stop]
+        yield 0, rows[requested.start : requested.stop]
         return
     step = max(1, VALUES_AT_ONCE // rows.num_inputs)
-    for begin in range(wanted.start, wanted.stop, step):
-        some = slice(begin, min(begin + step, wanted.stop))
+    for begin in range(requested.start, requested.stop, step):
+        some = slice(begin, min(begin + step, requested.stop))
         part = rows.part(some, slice(None))
         if not has_finite_scales(part):
             raise ValueError("a scale is NaN or infinite")
-        yield begin - wanted.start, dequantize_blocks(part)
+        yield begin - requested.start, dequantize_blocks(part)
         rows.release(part.blocks)
 
 
@@ -316,7 +316,7 @@ def find_segments(shard: Shard, family: Family, checkpoint: "Checkpoint") -> Seg
     return {target: [segment for _, segment in sorted(of_target)] for target, of_target in segments.items()}
 
 
-def most_bytes(shard: Shard, placement: Placement, segments: Segments) -> int:
+def max_bytes(shard: Shard, placement: Placement, segments: Segments) -> int:
     """Returns the maximum size of the weights in bytes, without quantization."""
     num_bytes = 0
     for parameter in model_parameters(shard.whole, shard.layers):

@@ -8,7 +8,7 @@ from messages.errors import BootError
 from scheduler_proc.computing.model.description import BlockDescription, DenseMlpDescription, NormDescription
 from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, Split
 
-MOST_EXPERTS = 1024
+MAX_EXPERTS = 1024
 """The C kernels have room for that many scores of a token."""
 
 
@@ -41,8 +41,8 @@ class ExpertMlpDescription(BlockDescription):
     has_scales: bool = False
 
     def __post_init__(self) -> None:
-        if self.num_experts > MOST_EXPERTS:
-            raise BootError(f"config.json: {self.num_experts} experts: supported are {MOST_EXPERTS}")
+        if self.num_experts > MAX_EXPERTS:
+            raise BootError(f"config.json: {self.num_experts} experts: supported are {MAX_EXPERTS}")
         if self.num_chosen > self.num_experts:
             raise BootError(
                 f"config.json: num_experts_per_tok is {self.num_chosen}: there are {self.num_experts} experts"
@@ -130,7 +130,7 @@ class DenseAndExpertsDescription(BlockDescription):
 
     def room_sizes(self, hidden_size: int) -> dict[str, int]:
         sizes = Counter(self.dense.room_sizes(hidden_size)) | Counter(self.experts.room_sizes(hidden_size))
-        return {**sizes, "beside": hidden_size}
+        return {**sizes, "second_update": hidden_size}
 
     def divided(self, num_ranks: int) -> Self:
         return replace(self, dense=self.dense.divided(num_ranks), experts=self.experts.divided(num_ranks))

@@ -35,7 +35,7 @@ class Activations:
     """[T, F], or [T, 2 F] for a gated MLP; `None` if there is no MLP."""
     gated: Tensor | None = None
     """[T, F]; `None` if no MLP is gated."""
-    beside: Tensor | None = None
+    second_update: Tensor | None = None
     """[T, E]; `None` if no layer has experts next to its MLP, or several mixers."""
     layer_inputs: Tensor | None = None
     """[T, values of all layers]; `None` if layers have no inputs of their own."""
@@ -90,7 +90,7 @@ class Workspace:
             for block in layer.blocks:
                 sizes |= Counter(block.room_sizes(model.hidden_size))
             if len(layer.mixers) > 1:
-                sizes |= Counter(beside=model.hidden_size)
+                sizes |= Counter(second_update=model.hidden_size)
         if num_inputs := model.layer_inputs_size:
             sizes |= Counter(layer_inputs=num_inputs, inner=num_inputs, gated=num_inputs)
         self._activations = Activations(

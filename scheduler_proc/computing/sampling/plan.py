@@ -59,10 +59,10 @@ GREEDY = SamplingPlan()
 
 def plan_sampling(batch: Batch, vocab_size: int) -> SamplingPlan:
     """Returns how the rows of `batch` that sample get their tokens, and which tokens have logprobs."""
-    wants_more = batch.logits_processing or batch.num_logprobs or batch.hidden_tokens
-    if not wants_more and batch.temperatures.count(0) == len(batch.temperatures):
+    needs_more = batch.logits_processing or batch.num_logprobs or batch.hidden_tokens
+    if not needs_more and batch.temperatures.count(0) == len(batch.temperatures):
         return GREEDY  # costs next to nothing, as the next case: most steps are one of these
-    if not wants_more and not asks_for_filters(batch):
+    if not needs_more and not asks_for_filters(batch):
         return SamplingPlan(_plain_draws(batch, np.frombuffer(batch.temperatures, np.float32)))
     columns: dict[str, np.ndarray] = {}
     num_top, num_prompt_top = _plan_logprobs(batch, vocab_size, columns)

@@ -97,8 +97,8 @@ class StepShapes:
 
     def largest(self) -> list[StepShape]:
         """Returns the largest shape for mixed steps, for prefills and for decode rows alone."""
-        rows, most_tokens = self._limits.max_num_seqs, self._prefill_tokens[-1:]
-        sizes = [*((size, tokens) for tokens in most_tokens for size in (rows, 0)), (rows, 0)]
+        rows, max_tokens_per_step = self._limits.max_num_seqs, self._prefill_tokens[-1:]
+        sizes = [*((size, tokens) for tokens in max_tokens_per_step for size in (rows, 0)), (rows, 0)]
         return [self._shape(*size, self._limits.captures[0]) for size in sizes]
 
     def find(self, batch: Batch, decoder: Any = None) -> StepShape | None:

@@ -60,7 +60,7 @@ class Tier:
         self._writing[digest] = slot
         return slot, victim
 
-    def note_written(self, slot: int, digest: bytes, error: OSError | None) -> None:
+    def record_written(self, slot: int, digest: bytes, error: OSError | None) -> None:
         """Records a written page. An error gives up its slot: a full disk limits the tier to its current size."""
         if self._writing.get(digest) != slot:  # the tier has been cleared in the meantime
             self._free.append(slot)
@@ -73,7 +73,7 @@ class Tier:
             self.num_errors += 1
             self.num_slots = self._num_taken
 
-    def note_read(self, num_pages: int, seconds: float) -> None:
+    def record_read(self, num_pages: int, seconds: float) -> None:
         """Records the time of one read of several pages, in the reading thread."""
         # A read of one page is mostly overhead, so times are not averaged per read.
         self._read_s = DECAY * self._read_s + seconds

@@ -115,10 +115,10 @@ class TieredPages:
 
     def put(self, pages: Sequence[int], digests: Sequence[bytes]) -> None:
         begin_s = time.thread_time()  # the time of other programs on a busy machine is not a cost of the page
-        self._note_written()
-        wanted = [pair for pair in zip(pages, digests, strict=True) if not self._tiers[0].has(pair[1])]
-        kept = wanted[: self._max_queued - self._num_queued]
-        self.num_dropped += len(wanted) - len(kept)
+        self._record_written()
+        requested = [pair for pair in zip(pages, digests, strict=True) if not self._tiers[0].has(pair[1])]
+        kept = requested[: self._max_queued - self._num_queued]
+        self.num_dropped += len(requested) - len(kept)
         if kept:
             moves = [move for row, (_, digest) in enumerate(kept) for move in self._plan(digest, row)]
             rows = self._copies.copy_out([page for page, _ in kept])
@@ -164,14 +164,14 @@ class TieredPages:
         return list(loaded.values())
 
     def sizes(self) -> dict[str, int]:
-        self._note_written()
+        self._record_written()
         return {tier.name: tier.num_pages for tier in self._tiers}
 
     def settle(self, timeout_s: float) -> bool:
         deadline_s = time.monotonic() + timeout_s
         with suppress(TimeoutError):
             self._writer.submit(int).result(max(0.0, timeout_s))
-        self._note_written()
+        self._record_written()
         return not self._num_queued and (self.states is None or self.states.settle(deadline_s - time.monotonic()))
 
     def clear(self) -> None:
@@ -181,7 +181,7 @@ class TieredPages:
             self.states.clear()
 
     def gauges(self) -> dict[str, float]:
-        self._note_written()
+        self._record_written()
         gauges = {"tier_dropped_pages": float(self.num_dropped)}
         for tier in self._tiers:
             gauges |= tier.gauges()
@@ -202,7 +202,7 @@ class TieredPages:
         self._reads_ahead.release(NUM_READS_AHEAD)
         for executor in (self._reader, self._writer):
             executor.shutdown(cancel_futures=True)
-        self._note_written()
+        self._record_written()
         for tier in self._tiers:
             tier.close()
 
@@ -251,12 +251,12 @@ class TieredPages:
             self.page_put_s = self._put_s / self._num_put
             self._written.append((num_pages, done))
 
-    def _note_written(self) -> None:
+    def _record_written(self) -> None:
         while self._written:
             num_pages, done = self._written.popleft()
             self._num_queued -= num_pages
             for move, error in done:
-                move.tier.note_written(move.slot, move.digest, error)
+                move.tier.record_written(move.slot, move.digest, error)
                 if error is not None:
                     self._warn(f"writing to {move.tier.name} failed ({error.strerror}); it grows no more")
 
@@ -292,7 +292,7 @@ class TieredPages:
             if num_good < end - start:
                 self._warn(f"a page of {tier.name} cannot be used ({reason}); it is computed again")
                 return start + num_good
-            tier.note_read(num_good, time.monotonic() - begin_s)
+            tier.record_read(num_good, time.monotonic() - begin_s)
             start = end
         return start
 

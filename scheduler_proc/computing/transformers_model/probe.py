@@ -26,7 +26,7 @@ from scheduler_proc.computing.transformers_model.attention import attention_by, 
 
 PROBE = "sluice_probe"
 NUM_TOKENS = 4
-MOST_QUERIES = 64
+MAX_QUERIES = 64
 """The number of positions whose masks are read."""
 
 KNOWN = {"scaling", "softcap", "s_aux", "sliding_window", "position_ids"}
@@ -94,7 +94,7 @@ def find_window(mask_function: Any, max_model_len: int) -> int:
     Raises `BootError` for a mask of another kind.
     """
     key_1K = torch.arange(max_model_len)[None]
-    query_Q1 = torch.linspace(0, max_model_len - 1, min(max_model_len, MOST_QUERIES)).long()[:, None]
+    query_Q1 = torch.linspace(0, max_model_len - 1, min(max_model_len, MAX_QUERIES)).long()[:, None]
     zero = torch.zeros(1, 1, dtype=torch.int64)
     seen_QK = mask_function(zero, zero, query_Q1, key_1K).expand(len(query_Q1), max_model_len)
     window = int(seen_QK[-1].sum())

@@ -26,7 +26,7 @@ from scheduler_proc.computing.step.packing import make_step_inputs
 from scheduler_proc.computing.transformers_model.decoder import TransformersDecoder
 from scheduler_proc.computing.transformers_model.probe import AttentionCall, find_layers
 
-MOST_IDS = 512
+MAX_IDS = 512
 """Token ids of the prompts; of larger vocabularies no others are copied."""
 
 PROMPT_LENS = (39, 12)
@@ -60,8 +60,8 @@ def check(module: Any, calls: list[AttentionCall], model: ModelDescription, max_
         checked = _copy_part(checked, name, calls)
     lens = [min(length, max_model_len) for length in PROMPT_LENS]
     generator = torch.Generator().manual_seed(0)
-    most_ids = min(MOST_IDS, model.vocab_size)
-    prompts = [torch.randint(most_ids, (length,), generator=generator).to(module.device) for length in lens]
+    num_ids = min(MAX_IDS, model.vocab_size)
+    prompts = [torch.randint(num_ids, (length,), generator=generator).to(module.device) for length in lens]
     with torch.inference_mode():
         expected = _run_eager(checked, prompts)
         found = _run_paged(checked, prompts)
@@ -82,7 +82,7 @@ def _copy_part(whole: Checked, name: str, calls: list[AttentionCall]) -> Checked
     memo: dict[int, Any] = {id(layer): None for layer in whole.layers[num_layers:]}
     for part in (whole.module.get_input_embeddings(), whole.module.get_output_embeddings()):
         for parameter in () if part is None else part.parameters():
-            memo[id(parameter)] = nn.Parameter(parameter[:MOST_IDS].detach().clone(), requires_grad=False)
+            memo[id(parameter)] = nn.Parameter(parameter[:MAX_IDS].detach().clone(), requires_grad=False)
     module = copy.deepcopy(whole.module, memo)
     layers = module.get_submodule(name)
     del layers[num_layers:]

@@ -32,7 +32,7 @@ from scheduler_proc.deciding.rows.batch_columns import BatchBuilder
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.sampling.output_counts import OutputCounts
 
-MOST_LACKING = 8
+MAX_LACKING = 8
 """A row that lacks at most this many tokens feeds them in the first step that proposes; else in a step before."""
 
 log = logging.getLogger("sluice.draft_model")
@@ -133,7 +133,7 @@ class DraftModel(PageObserver):
 
     def _propose(self, rows: DecodeRows, counts: Sequence[int], max_tokens: int) -> DraftSteps:
         for req in rows.reqs:
-            self._note(req, self._find_known(req))
+            self._record(req, self._find_known(req))
         yield from self._catch_up(rows, max_tokens)
         begin_s = self._clock()
         is_ready = [self._is_ready(req) for req in rows.reqs]
@@ -158,7 +158,7 @@ class DraftModel(PageObserver):
             rows.enter_pages()
             lacking = [1] * len(rows)
         for req in reqs:
-            self._note(req, len(req.token_ids))
+            self._record(req, len(req.token_ids))
             # An MTP head computes draft tokens again when it can read the model's hidden states.
             self._known[req.uid].unverified_ids = NO_IDS if self.limits.is_mtp else drafts[req.uid][:-1]
         if num_steps:
@@ -178,7 +178,7 @@ class DraftModel(PageObserver):
             known = index * size
         return max(int(self.limits.is_mtp), min(known, len(req.token_ids) - 1))
 
-    def _note(self, req: Req, num_tokens: int) -> None:
+    def _record(self, req: Req, num_tokens: int) -> None:
         """Records that the first `num_tokens` of a row have K and V of the draft model."""
         size, state = self._cache.page_size, self._known[req.uid]
         self.pages.update(req.pages[state.num_computed // size : num_tokens // size])
@@ -196,7 +196,7 @@ class DraftModel(PageObserver):
     def _is_ready(self, req: Req) -> bool:
         """True if a row can get draft tokens now: it lacks few tokens, and none in a page that others read."""
         has_shared = self._known[req.uid].num_computed >= req.num_shared_pages * self._cache.page_size
-        return has_shared and self._lacking(req) <= MOST_LACKING and self._has_all_ids(req)
+        return has_shared and self._lacking(req) <= MAX_LACKING and self._has_all_ids(req)
 
     def _catch_up(self, rows: DecodeRows, max_tokens: int) -> Generator[Batch, ForwardOutput, None]:
         """Computes the tokens that rows lack if they are not ready, except for the last one.
@@ -216,7 +216,7 @@ class DraftModel(PageObserver):
         if chunks:
             yield self._build(rows.kept([False] * len(rows)), chunks)
         for chunk in chunks:
-            self._note(chunk.req, chunk.end)
+            self._record(chunk.req, chunk.end)
 
     def _sample(self, rows: DecodeRows, lacking: Sequence[int]) -> Generator[Batch, ForwardOutput, "array[int]"]:
         """Returns a next token for each row, -1 for none. Each row feeds the tokens that it lacks."""
@@ -252,5 +252,5 @@ def _feed(req: Req, count: int) -> Chunk:
 def _last_of_each(sampled: "array[int]", chunks: Sequence[Chunk]) -> Iterator[int]:
     end = 0
     for chunk in chunks:
-        end += chunk.wanted.num_tokens
+        end += chunk.requested.num_tokens
         yield sampled[end - 1]

@@ -65,13 +65,13 @@ class DraftPlanner(PageObserver):
         layers have any. In its own steps, the draft model computes the rest of `max_num_tokens` at most.
         """
         drafter, slots = self._drafter, self._slots
-        most_drafts = max_num_tokens if slots is None else min(max_num_tokens, slots.num_for_drafts)
+        draft_limit = max_num_tokens if slots is None else min(max_num_tokens, slots.num_for_drafts)
         proposed: list[tuple[Req, Draft, AcceptanceRate | None]] = []
         for req, known in zip(rows.reqs, self._known.of(rows.reqs), strict=True):
             pending, num_tokens = req.pending, len(req.token_ids)
             if pending.grammar is None and num_tokens < known.idle_until:
                 continue
-            limit = min(most_drafts, pending.max_len - num_tokens - 1)
+            limit = min(draft_limit, pending.max_len - num_tokens - 1)
             if limit <= 0:
                 continue
             if pending.grammar is not None and (forced_ids := pending.grammar.forced_ids(limit)):
@@ -83,12 +83,12 @@ class DraftPlanner(PageObserver):
                     proposed.append((req, draft, None))
         if not proposed and self._model is None:
             return NO_CHUNKS  # many steps end here, so it must be cheap
-        self._chunks, self._num_tokens_left, self._proposal_s = [], most_drafts, 0.0
+        self._chunks, self._num_tokens_left, self._proposal_s = [], draft_limit, 0.0
         self._lengths.begin_step(len(rows))
         if proposed:
             self._add(proposed)
         if self._model is not None and not self._model.has_failed:
-            self.proposal = self._begin_proposal(self._model, rows, max_num_tokens - most_drafts)
+            self.proposal = self._begin_proposal(self._model, rows, max_num_tokens - draft_limit)
         return self._chunks
 
     def end_proposal(self, rows: DecodeRows, drafts: Drafts) -> Sequence[Chunk]:
@@ -101,7 +101,7 @@ class DraftPlanner(PageObserver):
         known = self._known
         return [plan_drafts(req, drafts[req.uid], known[req.uid].model) for req in rows.reqs if drafts.get(req.uid)]
 
-    def note_time(self, num_tokens: int, seconds: float) -> None:
+    def record_time(self, num_tokens: int, seconds: float) -> None:
         """Records the time of the latest plan and its step, in which each row decoded."""
         self._lengths.cost.add(num_tokens, seconds - self._proposal_s)
 

@@ -189,7 +189,7 @@ class BlockAllocator:
 
     def grow(self, req: Req, num_tokens: int) -> bool:
         """Gives `req` room for `num_tokens` in all, evicting if needed; returns False if there is too little room."""
-        self.note_filled(req)
+        self.record_filled(req)
         missing = self.num_missing(req, num_tokens)
         for part in self._attached:
             if not part.reserve(req, missing):
@@ -209,7 +209,7 @@ class BlockAllocator:
         self.num_held += missing
         return True
 
-    def note_filled(self, req: Req) -> None:
+    def record_filled(self, req: Req) -> None:
         """Notifies the observers of the full computed pages of `req`."""
         for observer in self._follow_filled:
             observer.on_filled(req, req.num_computed_tokens // self.page_size, self._tree.clock)
@@ -233,7 +233,7 @@ class BlockAllocator:
             part.merge(req, start, cached)
         self._free([page for page, kept in zip(own, cached, strict=True) if page != kept])
         req.pages[start:end] = cached
-        self.note_filled(req)
+        self.record_filled(req)
         for observer in self.observers:
             observer.on_cached(req, start, end)
         self._extend_shared(req, node, end)

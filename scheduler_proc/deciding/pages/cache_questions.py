@@ -95,13 +95,13 @@ class _Place:
 
     def find_closest(self) -> tuple[int, Node | None, "array[int]"]:
         """Returns the cached page that shares the most leading tokens: their number, its node, and its tokens."""
-        wanted = unpack_int32(self._page)
-        best: tuple[int, Node | None, array[int]] = 0, None, wanted
+        requested = unpack_int32(self._page)
+        best: tuple[int, Node | None, array[int]] = 0, None, requested
         for node, page in islice(self._continuations(), MAX_CANDIDATES):
             tokens = unpack_int32(page)
             if tokens[0] < 0:
                 continue  # the key of a page with tokens of a span
-            num_same = next(place for place, token in enumerate(tokens) if token != wanted[place])
+            num_same = next(place for place, token in enumerate(tokens) if token != requested[place])
             if best[1] is None or num_same > best[0]:
                 best = num_same, node, tokens
         return best

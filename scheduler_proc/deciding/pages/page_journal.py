@@ -120,12 +120,12 @@ class PageJournal(PageObserver):
             for page, window_page in self.windows.used_by(req, num_pages):
                 if self._window_notes[2 * window_page] != self._short_digest(page):
                     checksum = self._memory.checksum(window_page, is_window=True)
-                    self._note(self._window_notes, window_page, page, checksum)
+                    self._record(self._window_notes, window_page, page, checksum)
 
     def on_state_kept(self, page: int, slot: int) -> None:
-        self._note(self._state_notes, slot, page, self._memory.checksum_state(slot))
+        self._record(self._state_notes, slot, page, self._memory.checksum_state(slot))
 
-    def _note(self, notes: "memoryview[int]", index: int, page: int, checksum: int) -> None:
+    def _record(self, notes: "memoryview[int]", index: int, page: int, checksum: int) -> None:
         """Records that a window page or state slot belongs to a sealed page."""
         notes[2 * index] = 0  # the old digest and the new checksum never meet
         notes[2 * index + 1] = checksum
@@ -176,14 +176,14 @@ class PageJournal(PageObserver):
 
     def find_windows(self) -> dict[int, int]:
         """Returns the intact window pages of a predecessor, by the sealed page that each belongs to."""
-        return self._find_noted(self._window_notes, partial(self._memory.checksum, is_window=True))
+        return self._find_recorded(self._window_notes, partial(self._memory.checksum, is_window=True))
 
     def find_states(self) -> dict[int, int]:
         """Returns the slots of the intact checkpoints of a predecessor by page, the least recently used page first."""
-        found = self._find_noted(self._state_notes, self._memory.checksum_state)
+        found = self._find_recorded(self._state_notes, self._memory.checksum_state)
         return dict(sorted(found.items(), key=lambda one: self.stamps[one[0]]))
 
-    def _find_noted(self, notes: "memoryview[int]", checksum_of: Callable[[int], int]) -> dict[int, int]:
+    def _find_recorded(self, notes: "memoryview[int]", checksum_of: Callable[[int], int]) -> dict[int, int]:
         """Returns the intact window pages or state slots in `notes`, by the sealed page that each belongs to."""
         pages = {self._short_digest(page): page for page in self.sealed_pages()}
         found: dict[int, int] = {}

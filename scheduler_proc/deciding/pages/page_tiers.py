@@ -308,7 +308,7 @@ class PageTiers(Resource):
         """The time that a step needs for the tokens of a page, 0 before the first."""
         return self._page_size * self._prefill_s / self._num_prefilled_tokens if self._prefill_s else 0.0
 
-    def note_prefill(self, num_tokens: int, seconds: float) -> None:
+    def record_prefill(self, num_tokens: int, seconds: float) -> None:
         """Records the time of a step with prompts."""
         self._num_prefilled_tokens = DECAY * self._num_prefilled_tokens + num_tokens
         self._prefill_s = DECAY * self._prefill_s + seconds

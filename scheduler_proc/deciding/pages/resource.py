@@ -93,5 +93,5 @@ class Resource(PageObserver):
         """Returns the rows to be computed again if the planned steps have failed."""
         return ()
 
-    def note_prefill(self, num_tokens: int, seconds: float) -> None:
+    def record_prefill(self, num_tokens: int, seconds: float) -> None:
         """Records the time of a step with prompts."""

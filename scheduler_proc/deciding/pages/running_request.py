@@ -86,7 +86,7 @@ class Chunk(NamedTuple):
     req: Req
     start: int
     end: int
-    wanted: OutputCounts
+    requested: OutputCounts
     draft_ids: "array[int]" = NO_DRAFTS
     draft_rate: DraftRate | None = None
 

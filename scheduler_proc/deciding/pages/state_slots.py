@@ -132,7 +132,7 @@ class StateSlots(AttachedPool, Resource):
         Returns False if their last page has one. `is_likely`: requests are likely to continue there, so that it is
         evicted after those at intervals.
         """
-        cache.note_filled(req)
+        cache.record_filled(req)
         page = req.pages[num_tokens // cache.page_size - 1]
         if page in self._attached:
             return False

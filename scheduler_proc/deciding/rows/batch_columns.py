@@ -93,10 +93,10 @@ class BatchBuilder:
         )
 
     def _append(self, columns: _ChunkColumns, chunk: Chunk) -> None:
-        req, start, num_drafts, num_sampled = chunk.req, chunk.start, len(chunk.draft_ids), chunk.wanted.num_tokens
+        req, start, num_drafts, num_sampled = chunk.req, chunk.start, len(chunk.draft_ids), chunk.requested.num_tokens
         end = chunk.end + num_drafts
         task = req.pending.prompt_task
-        if task is not None and chunk.wanted.num_task:
+        if task is not None and chunk.requested.num_task:
             first_index = columns.num_decode_rows + len(columns.token_ids)
             columns.tasks.setdefault(task.kind.field, []).append(TaskChunk(task, start, end, first_index))
         columns.uids.append(req.uid)
@@ -124,8 +124,8 @@ def _logits_processing(decode: DecodeRows, chunks: list[Chunk]) -> LogitsProcess
     columns, index = LogitsProcessingColumns(), -1
     for index, (req, context_len) in enumerate(zip(decode.reqs, decode.context_lens, strict=True)):
         _add_processors(columns, index, req, req.token_ids, context_len + 1)
-    for req, _, _, wanted, draft_ids, _ in chunks:
-        for num_drafts in range(wanted.num_tokens):
+    for req, _, _, requested, draft_ids, _ in chunks:
+        for num_drafts in range(requested.num_tokens):
             index += 1
             token_ids = req.token_ids + draft_ids[:num_drafts] if num_drafts else req.token_ids
             _add_processors(columns, index, req, token_ids, len(token_ids))

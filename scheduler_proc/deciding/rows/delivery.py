@@ -73,8 +73,8 @@ class Delivery:
             )
         self._num_tokens = [1] * len(token_ids)
         if logprobs is not None:
-            wanted = enumerate(num_logprobs)
-            self._logprob_entries = array(INT32, [entry for entry, num_top in wanted if num_top >= 0])
+            requested = enumerate(num_logprobs)
+            self._logprob_entries = array(INT32, [entry for entry, num_top in requested if num_top >= 0])
             self._logprobs = [logprobs]
 
     def add(self, pending: PendingReq, token_ids: Sequence[int], logprobs: LogprobColumns | None) -> None:

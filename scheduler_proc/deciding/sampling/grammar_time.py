@@ -22,12 +22,12 @@ class TimeAccount:
     `error` is set once the grammars have failed.
     """
 
-    __slots__ = ("__weakref__", "_excess_s", "_noted_s", "_time", "error")
+    __slots__ = ("__weakref__", "_excess_s", "_recorded_s", "_time", "error")
 
     def __init__(self, grammar_time: "GrammarTime"):
         self._time = grammar_time
         self._excess_s = 0.0
-        self._noted_s = 0.0
+        self._recorded_s = 0.0
         self.error: ErrorInfo | None = None
 
     @property
@@ -39,11 +39,11 @@ class TimeAccount:
         if spent_s > FREE_MASK_S:
             now_s = time.monotonic()
             self._excess_s = self.excess_s(now_s) + spent_s - FREE_MASK_S
-            self._noted_s = now_s
+            self._recorded_s = now_s
             self._time.check(now_s)
 
     def excess_s(self, now_s: float) -> float:
-        return self._excess_s * math.exp((self._noted_s - now_s) / FORGET_S)
+        return self._excess_s * math.exp((self._recorded_s - now_s) / FORGET_S)
 
     def give_up(self) -> None:
         self._excess_s = 0.0

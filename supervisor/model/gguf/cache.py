@@ -26,11 +26,11 @@ SOURCE_FILE = "source.json"
 PART = "part-"
 """Begins the names of directories that are not complete."""
 
-MOST_DIRECTORIES, MOST_BYTES = 64, 1 << 30
+MAX_DIRECTORIES, MOST_BYTES = 64, 1 << 30
 LEAST_AGE_S = 3600.0
 """A directory that was used since is not removed: its server may still start."""
 
-MOST_STEM_CHARS = 40
+MAX_STEM_CHARS = 40
 
 _held: dict[Path, int] = {}
 """Descriptors that lock directories until this process, and the processes that it forks, have ended."""
@@ -148,7 +148,7 @@ def prune(parent: Path) -> None:
     used = {directory: _used_s(directory) for directory in _directories(parent)}
     for directory in sorted(used, key=lambda each: -used[each]):
         num_kept, num_bytes = num_kept + 1, num_bytes + _count_bytes(directory)
-        is_beyond = num_kept > MOST_DIRECTORIES or num_bytes > MOST_BYTES or directory.name.startswith(PART)
+        is_beyond = num_kept > MAX_DIRECTORIES or num_bytes > MOST_BYTES or directory.name.startswith(PART)
         if is_beyond and now_s - used[directory] > LEAST_AGE_S:
             with suppress(OSError):
                 _remove(directory)

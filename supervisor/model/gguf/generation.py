@@ -10,7 +10,7 @@ from runtime.chat_files import MORE_TEMPLATES, TEMPLATE_FILE
 
 TEMPLATE_KEY = "tokenizer.chat_template"
 TEMPLATE_KEYS = re.compile(rf"{re.escape(TEMPLATE_KEY)}\.\w{{1,64}}", re.ASCII)
-MOST_TEMPLATES = 64
+MAX_TEMPLATES = 64
 
 SAMPLING_KEYS = {
     "temperature": "general.sampling.temp",
@@ -65,8 +65,8 @@ def write_chat_templates(metadata: Mapping[str, Any], directory: Path) -> None:
     An empty template is none, as in llama.cpp.
     """
     keys = [key for key in metadata if key == TEMPLATE_KEY or TEMPLATE_KEYS.fullmatch(key)]
-    if len(keys) > MOST_TEMPLATES:
-        raise BootError(f"the metadata has {len(keys)} chat templates; the limit is {MOST_TEMPLATES}")
+    if len(keys) > MAX_TEMPLATES:
+        raise BootError(f"the metadata has {len(keys)} chat templates; the limit is {MAX_TEMPLATES}")
     for key in keys:
         template: object = metadata[key]
         if isinstance(template, str) and template.strip():

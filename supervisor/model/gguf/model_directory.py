@@ -26,7 +26,7 @@ from runtime.gguf.gguf_file import GgufFile, part_names, read_gguf
 from runtime.model_files import WEIGHT_FILES
 from supervisor.child import how_it_ended
 from supervisor.console import Console
-from supervisor.model.gguf.cache import MOST_STEM_CHARS, Source, cache_dir, find_cached, publish
+from supervisor.model.gguf.cache import MAX_STEM_CHARS, Source, cache_dir, find_cached, publish
 from supervisor.model.gguf.generation import read_generation_config, write_chat_templates
 from supervisor.model.gguf.pooling import write_pooling
 from supervisor.model.gguf.tokenizer.tokenizer_json import write_tokenizer
@@ -61,7 +61,7 @@ def find_directory(path: Path, parts: Parts, console: Console | None = None) -> 
 
 def _find_directory(path: Path, parts: Parts, console: Console | None) -> Path:
     paths = [path.with_name(name) for name in part_names(path.name)]
-    name = path.stem[:MOST_STEM_CHARS]
+    name = path.stem[:MAX_STEM_CHARS]
     with suppress(OSError):  # `read_gguf` reports what is missing
         sizes = [(str(file), file.stat().st_size) for file in paths]
         key = hashlib.sha256(repr((sizes, parts, _code_digest())).encode(errors="surrogateescape")).hexdigest()[:16]
@@ -69,7 +69,7 @@ def _find_directory(path: Path, parts: Parts, console: Console | None) -> Path:
         if directory := find_cached(name, paths):
             return directory
     if console is not None:
-        console.say(f"reading {path}: its configuration and tokenizer go to {cache_dir()}")
+        console.show(f"reading {path}: its configuration and tokenizer go to {cache_dir()}")
     model = read_gguf(path)
     if Parts.MODEL in parts:
         _check_tensors(path)
@@ -78,7 +78,7 @@ def _find_directory(path: Path, parts: Parts, console: Console | None) -> Path:
     except OSError as error:
         if console is not None:
             failure = f"{cache_dir()} cannot be written ({error.strerror})"
-            console.say(f"{failure}: the model is read at each start", "warning")
+            console.show(f"{failure}: the model is read at each start", "warning")
         temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY))
         atexit.register(shutil.rmtree, temporary, ignore_errors=True)
         _write(model, parts, temporary)

@@ -86,7 +86,7 @@ def test_percentiles_interpolate() -> None:
     assert quantiles([]) is None
 
 
-def test_the_table_says_what_the_report_says() -> None:
+def test_the_table_reports_what_the_report_reports() -> None:
     lines = format_report(make_report(MEASUREMENT)).splitlines()
     assert lines[0].startswith("cut off")
     text = "\n".join(lines)

@@ -72,7 +72,7 @@ def test_a_batch_from_its_upload_to_its_results(batches: FrontendRun):
     assert "completed" in error_of(batches.client.post(f"{path}/cancel"), 409)["message"]
 
 
-def test_responses_in_a_batch_are_not_stored_unless_they_say_so(batches: FrontendRun):
+def test_responses_in_a_batch_are_not_stored_unless_they_report_so(batches: FrontendRun):
     lines = [
         {"custom_id": name, "method": "POST", "url": "/v1/responses", "body": {"input": name, **fields}}
         for name, fields in (("a", {}), ("b", {"store": True}), ("c", {"max_output_tokens": 0}))

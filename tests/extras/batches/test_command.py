@@ -42,14 +42,14 @@ def play(tmp_path: Path, num: int, code: int = 0) -> None:
     (tmp_path / "launch.py").write_text(SERVER.replace("{num}", f"{num}").replace("{code}", f"{code}"))
 
 
-def test_what_is_left_is_told_and_the_next_run_goes_on(
+def test_what_is_left_is_notified_and_the_next_run_continues(
     options: argparse.Namespace, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
     play(tmp_path, num=1)
     assert run_batch(options) == LEFT
-    said = capfd.readouterr().err
-    assert "a line of the server" in said
-    assert "2 of 3 lines have no result" in said
+    stated = capfd.readouterr().err
+    assert "a line of the server" in stated
+    assert "2 of 3 lines have no result" in stated
     play(tmp_path, num=3)
     assert run_batch(options) == DONE
     assert options.output.read_text() == "1\n2\n3\n"
@@ -57,7 +57,7 @@ def test_what_is_left_is_told_and_the_next_run_goes_on(
     assert run_batch(options) == DONE  # without a server
 
 
-def test_how_far_it_is_is_told_without_a_terminal(
+def test_how_far_it_is_is_notified_without_a_terminal(
     options: argparse.Namespace, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
     play(tmp_path, num=2)
@@ -65,7 +65,7 @@ def test_how_far_it_is_is_told_without_a_terminal(
     assert "2 of 3 lines have a result, about 0:00:0" in capfd.readouterr().err
 
 
-def test_it_is_told_now_and_then(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_it_is_notified_now_and_then(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     now_s = 100.0
     monkeypatch.setattr(batch.time, "monotonic", lambda: now_s)
     progress = Progress(10, 2)

@@ -36,8 +36,8 @@ def api(tmp_path: Path) -> FilesApi:
 
 def post(api: FilesApi, *pieces: bytes, stays_open: bool = False, **headers: str) -> Reply:
     """The reply to an upload whose body arrives in these pieces."""
-    given = {"content-type": "multipart/form-data; boundary=line", **headers}
-    lines = [(name.replace("_", "-").encode(), value.encode()) for name, value in given.items()]
+    provided = {"content-type": "multipart/form-data; boundary=line", **headers}
+    lines = [(name.replace("_", "-").encode(), value.encode()) for name, value in provided.items()]
     scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/v1/files", "headers": lines}
     scope |= {"query_string": b"", "scheme": "http", "http_version": "1.1", "client": None, "server": None}
     trace = scope["sluice.trace"] = RequestTrace(scope)
@@ -107,7 +107,7 @@ def test_an_upload_that_stops_is_ended(api: FilesApi, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["pwrite", "fsync", "ftruncate"])
-def test_a_full_disk_is_told(api: FilesApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+def test_a_full_disk_is_notified(api: FilesApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
     def fail(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

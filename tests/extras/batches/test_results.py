@@ -45,7 +45,7 @@ def test_failed_lines_go_to_the_other_file(tmp_path: Path):
     again.close()
 
 
-def test_a_file_that_was_torn_anywhere_goes_on_with_whole_lines(tmp_path: Path):
+def test_a_file_that_was_torn_anywhere_continues_with_whole_lines(tmp_path: Path):
     path = tmp_path / "out"
     results = loaded(path, path)
     for name in "abc":

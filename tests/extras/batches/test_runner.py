@@ -65,7 +65,7 @@ class Endpoints:
             raise bad_request("no")
         return JsonReply({"text": body["prompt"]})
 
-    def note_over(self, trace: object) -> None:
+    def record_over(self, trace: object) -> None:
         self.num_over += 1
 
     def gate(self, max_batch_seqs: int | None = None, **batch: Any) -> Gate:
@@ -76,7 +76,7 @@ class Endpoints:
 
     def caller(self, gate: Gate | None = None) -> LineCaller:
         endpoint = Endpoint(URL, self.answer, "", method="POST")
-        return LineCaller({URL: endpoint}, self.gate() if gate is None else gate, self.note_over, 10**6)
+        return LineCaller({URL: endpoint}, self.gate() if gate is None else gate, self.record_over, 10**6)
 
     def runner(self, request_timeout_s: float | None = None) -> BatchRunner:
         return BatchRunner(self.store, self.caller(), request_timeout_s)
@@ -160,7 +160,7 @@ def test_a_bad_file_fails_and_nothing_is_asked(tmp_path: Path):
     play(tmp_path, script)
 
 
-def test_another_process_goes_on_and_asks_for_no_line_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_another_process_continues_and_requests_no_line_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(line_run, "SYNC_S", 0.01)
     prompts = [f"{number}" for number in range(100)]
 
@@ -372,7 +372,7 @@ def test_a_moment_without_requests_begins_no_more_lines(tmp_path: Path, monkeypa
     asyncio.run(script(Endpoints(tmp_path / "batches")))
 
 
-def test_the_operator_says_how_many_rows(tmp_path: Path):
+def test_the_operator_reports_how_many_rows(tmp_path: Path):
     async def script(server: Endpoints) -> None:
         assert server.gate(max_batch_seqs=3).num_free == 3
         assert server.gate(batch_run=("in", "out")).num_free == NUM_ROWS
@@ -432,7 +432,7 @@ def test_a_file_without_a_directory(tmp_path: Path):
         ("{\n" * 30, "and at least 90"),
     ],
 )
-def test_a_file_that_cannot_be_run_is_told_before_the_server_is_ready(tmp_path: Path, text: str | None, error: str):
+def test_a_file_that_cannot_be_run_is_notified_before_the_server_is_ready(tmp_path: Path, text: str | None, error: str):
     source = tmp_path / "in"
     if text is not None:
         source.write_text(text * 4)

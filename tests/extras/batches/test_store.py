@@ -172,7 +172,7 @@ def test_a_record_is_whole_whenever_the_writer_dies(store: BatchStore, monkeypat
     assert store.find_batch(record.id) == record
 
 
-def test_who_asks_for_the_end_is_seen_until_it_is_there(store: BatchStore):
+def test_who_requests_the_end_is_seen_until_it_is_there(store: BatchStore):
     record = make_batch(store)
     store.cancel(record)
     (asked,) = store.find_open()

@@ -184,14 +184,14 @@ def test_what_is_too_long_is_named(server: FrontendRun, num_before: int, param: 
 
 
 def test_a_conversation_is_one_text():
-    given = [
+    provided = [
         Item(role="developer", content="Judge the last reply."),
         Item(role="user", content=[Part("input_text", text="Weather?"), Part("input_json", data={"city": ["Bonn"]})]),
         Item(type="function_call", call_id="1", name="look_up", arguments='{"a":1}'),
         Item(type="function_call_output", call_id="1", output=[Part("input_text", text="rain")]),
         Item(role="assistant", content=[Part("output_text", text="It rains.")]),
     ]
-    read = read_input(given)
+    read = read_input(provided)
     assert read.instructions == "Judge the last reply."
     assert read.text == (
         '[user]\nWeather?\n{"city":["Bonn"]}\n\n[call of look_up]\n{"a":1}\n\n[result of look_up]\nrain\n\n'

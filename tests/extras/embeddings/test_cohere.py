@@ -47,7 +47,7 @@ def test_without_types_vectors_are_floats_and_inputs_have_parts(server: Frontend
         ({"truncate": "NONE"}, None),
     ],
 )
-def test_long_texts_are_cut_unless_the_client_wants_an_error(
+def test_long_texts_are_cut_unless_the_client_requests_an_error(
     server: FrontendRun, fields: dict[str, Any], truncation: Truncation | None
 ):
     _, messages = post(server, PATH, {**BODY, **fields}, VECTOR, VECTOR)

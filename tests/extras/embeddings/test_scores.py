@@ -104,8 +104,8 @@ def test_a_reranker_answers_under_its_own_template(tmp_path: Path):
     assert scoring.requests[0].params.pooling == Pooling("labels", label_ids=pack_int32([9693, 2152]))
     yes, no = math.log(0.003), math.log(0.001)  # most of the probability is elsewhere
     assert scores_of(scoring, [yes, no], [-50, -900]) == pytest.approx([0.75, 1.0])
-    told = scorer.score(BODY, PAIRS, ScoreOptions(instruction="find poems"))
-    assert rendered(told, config)[0] == "[find poems|q|a]"
+    reported = scorer.score(BODY, PAIRS, ScoreOptions(instruction="find poems"))
+    assert rendered(reported, config)[0] == "[find poems|q|a]"
 
 
 def test_a_head_behind_a_template_for_pairs(tmp_path: Path):

@@ -57,9 +57,9 @@ def test_base64_is_little_endian_float32_as_clients_of_openai_request_it(server:
     )
 
 
-@pytest.mark.parametrize(("given", "ids"), [([5, 6], [[5, 6]]), ([[5], [6, 7]], [[5], [6, 7]])])
-def test_token_ids_are_taken_as_they_are(encoder: FrontendRun, given: Any, ids: list[list[int]]):
-    _, messages = post(encoder, "/v1/embeddings", {"input": given, "input_type": "query"}, *([VECTOR] * len(ids)))
+@pytest.mark.parametrize(("provided", "ids"), [([5, 6], [[5, 6]]), ([[5], [6, 7]], [[5], [6, 7]])])
+def test_token_ids_are_taken_as_they_are(encoder: FrontendRun, provided: Any, ids: list[list[int]]):
+    _, messages = post(encoder, "/v1/embeddings", {"input": provided, "input_type": "query"}, *([VECTOR] * len(ids)))
     assert [unpack_int32(message.prompt_ids).tolist() for message in messages] == ids
 
 

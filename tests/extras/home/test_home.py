@@ -92,7 +92,7 @@ def test_quotes_make_one_message_of_lines(lines: list[str], text: str, monkeypat
     assert not list(left)
 
 
-def test_a_model_that_cannot_be_served_is_said_with_its_reason():
+def test_a_model_that_cannot_be_served_is_reported_with_its_reason():
     words = [sys.executable, "launch.py", "run", "/nowhere/model", "hi", "--dtype", "float32"]
     ended = subprocess.run(words, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60)
     assert ended.returncode == 1

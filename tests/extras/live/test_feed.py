@@ -55,7 +55,7 @@ def run(monkeypatch: pytest.MonkeyPatch, test: Callable[[Watched], Any]) -> None
     asyncio.run(limited())
 
 
-def test_where_nobody_looks_nothing_runs(monkeypatch: pytest.MonkeyPatch):
+def test_where_no_one_looks_nothing_runs(monkeypatch: pytest.MonkeyPatch):
     async def test(watched: Watched) -> None:
         own = asyncio.all_tasks()
         with watched.feed.viewing() as samples:

@@ -128,7 +128,7 @@ def _answer_all(other: OtherFrontend, reply: PeerReply, is_enough: Callable[[], 
     return True
 
 
-def test_a_drain_ends_it_and_nobody_new_may_look():
+def test_a_drain_ends_it_and_no_one_new_may_look():
     with FrontendRun() as run, run.call() as call:
         message = run.take_request()
         with viewing(run) as viewer:

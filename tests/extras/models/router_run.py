@@ -202,7 +202,7 @@ class RouterRun:
         waiter = Waiter()
         waiter.add_channel(self._channel)
         waiter.add_descriptor(self._woken.fileno())
-        told: Models | None = None
+        reported: Models | None = None
         while self._woken.fileno() not in waiter.wait(TIMEOUT_S) or self._woken.recv(100):
             for identity, message in self._channel.receive():
                 self._watchers.add(identity)
@@ -213,11 +213,11 @@ class RouterRun:
                     elif isinstance(message, StopModel):
                         self.end(message.name)
                 else:
-                    told = None
+                    reported = None
             with self._lock:
                 models = Models(tuple(self.reports.values()))
-            if models != told:
-                told = models
+            if models != reported:
+                reported = models
                 for identity in self._watchers:
                     self._channel.send_to(identity, models)
         self._channel.close()

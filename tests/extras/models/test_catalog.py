@@ -75,8 +75,14 @@ def test_each_file_of_a_folder_of_several_quantizations_is_a_model(models: Path)
 
 
 def test_names_paths_and_hub_names_are_models_too(models: Path):
-    given = [f"a={models / 'small.gguf'}", "o/b=org/model", models / "hf", models / "large-00001-of-00002.gguf", "o/m"]
-    found = entries_of(*given, keep_alive="-1")
+    provided = [
+        f"a={models / 'small.gguf'}",
+        "o/b=org/model",
+        models / "hf",
+        models / "large-00001-of-00002.gguf",
+        "o/m",
+    ]
+    found = entries_of(*provided, keep_alive="-1")
     assert list(found) == ["a", "o/b", "hf", "large", "o/m"]
     assert {name for name, entry in found.items() if entry.is_on_hub} == {"o/b", "o/m"}
     assert model_of(found["o/b"]) == "org/model"
@@ -167,19 +173,19 @@ def test_a_mistake_in_a_file_names_the_file_the_model_and_the_key(models: Path, 
 def test_mistakes_on_the_command_line_are_named(models: Path):
     small, bad = models / "small.gguf", models / "bad.toml"
     bad.write_bytes(b"\xff")
-    for given, words in (
+    for provided, words in (
         ([models / "empty"], "contains no models"),
         ([f"a={small}", f"a={models / 'hf'}"], "two models are named a"),
         ([models, f"small={small}"], "two models are named small"),
         ([f"a={models / 'none'}"], "no file or directory"),
         ([models / "none"], "no file or directory"),
         (["none.gguf"], "no file or directory"),
-        *(([given], "too long") for given in ("x" * 300, f"a={'x' * 300}")),
+        *(([provided], "too long") for provided in ("x" * 300, f"a={'x' * 300}")),
         (["~no-such-user/x"], "home directory"),
         ([bad], "not a readable file"),
     ):
         with pytest.raises(UsageError, match=words):
-            entries_of(*given)
+            entries_of(*provided)
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,8 @@ class Reader:
         entries = [ModelEntry(name=name, flags=("--model=/none",), keep_alive_s=1.0) for name in NAMES]
         (path / "run").mkdir()
         self.servers = {entry.name: ModelServer(entry, RunDir(path / "run"), entry.name) for entry in entries}
-        self.said: list[str] = []
-        self.all = Descriptions(ModelsConfig(), self.servers, lambda name, text: self.said.append(f"{name}: {text}"))
+        self.stated: list[str] = []
+        self.all = Descriptions(ModelsConfig(), self.servers, lambda name, text: self.stated.append(f"{name}: {text}"))
 
     def wait(self, *names: str) -> None:
         """Waits until the files of these models have been read."""
@@ -105,13 +105,13 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         (wait_for_ever, "took over 0.5 s", {"WALL_S": 0.5}),
     ],
 )
-def test_files_that_take_too_long_are_given_up_and_the_others_are_read(
+def test_files_that_take_too_long_are_provided_up_and_the_others_are_read(
     make: Callable[..., Reader], hostile: Callable[[Path], None], error: str, limits: dict[str, Any]
 ):
     reader = make(hostile, **limits)
     reader.wait(*NAMES)
     assert error in reader.error()
-    assert [text for text in reader.said if error in text]
+    assert [text for text in reader.stated if error in text]
     found = [reader.servers[name].report.description for name in NAMES[1:]]
     assert found == [Description("config.json", 1, 2)] * 3
 
@@ -122,13 +122,13 @@ def test_files_cannot_take_much_memory(make: Callable[..., Reader]):
     assert reader.error() == "", "the allocation has failed"
 
 
-def test_a_model_that_a_request_wants_is_read_while_another_is(make: Callable[..., Reader]):
+def test_a_model_that_a_request_requests_is_read_while_another_is(make: Callable[..., Reader]):
     reader = make(wait_for_ever, WARN_S=0.1)
     reader.all.advance(may_start=True)
     reader.all.want("third", may_fetch=True)
     reader.wait("third")
-    said = "hostile: its files have been read for 0.1 s; others are read when a request names them"
-    while said not in reader.said or "hostile" not in reader.read():
+    stated = "hostile: its files have been read for 0.1 s; others are read when a request names them"
+    while stated not in reader.stated or "hostile" not in reader.read():
         select.select([], [], [], min(reader.all.due_in_s(), 0.05))
         reader.all.advance(may_start=True)
     assert reader.read() == {"hostile", "third"}

@@ -219,7 +219,7 @@ def test_files_that_have_been_mended_are_read_again(host: HostClient):
     host.wait("broken", lambda report: report.description and not report.description.error)
 
 
-def test_a_model_of_the_hub_is_looked_up_when_it_is_asked_for(host: HostClient, monkeypatch: pytest.MonkeyPatch):
+def test_a_model_of_the_hub_is_looked_up_when_it_is_requested(host: HostClient, monkeypatch: pytest.MonkeyPatch):
     host.wait("small", lambda report: report.description)  # those before it
     assert host.wait("hub", bool).description is None
     host.ask(DescribeModel("hub"))
@@ -299,7 +299,7 @@ def test_files_that_have_changed_are_read_again_before_the_model_is_loaded(host:
     host.stop("org/b")
 
 
-def test_a_server_that_cannot_start_says_why_after_it_ran(host: HostClient):
+def test_a_server_that_cannot_start_reports_why_after_it_ran(host: HostClient):
     description = host.wait("org/b", lambda report: report.description).description
     assert description is not None
     config = RunDir(Path(description.config_file).parent).read_config()

@@ -30,14 +30,14 @@ class Machine:
         self.processes |= dict.fromkeys(names, process)
         self.report()
 
-    def plan(self, *wanted: str, now_s: float = 1.0) -> Plan:
-        return self.residency.plan(wanted, now_s)
+    def plan(self, *expected: str, now_s: float = 1.0) -> Plan:
+        return self.residency.plan(expected, now_s)
 
     def load(self, *names: str) -> None:
         """Loads models that fit; later ones are used later."""
         for now_s, name in enumerate(names):
             self.set("running", name)
-            self.residency.note_ready(name, now_s + 1)
+            self.residency.record_ready(name, now_s + 1)
 
 
 def test_what_fits_starts_at_once_and_once() -> None:
@@ -88,7 +88,7 @@ def test_a_victim_with_requests_gets_no_more_and_goes_when_they_end() -> None:
     assert machine.plan("a").stop == ("b",)
 
 
-def test_a_victim_is_free_again_when_the_load_is_not_wanted_any_more() -> None:
+def test_a_victim_is_free_again_when_the_load_is_not_requested_any_more() -> None:
     machine = Machine(10, {"a": 6, "b": 6})
     machine.load("a")
     machine.residency.opened("a", 1)
@@ -97,7 +97,7 @@ def test_a_victim_is_free_again_when_the_load_is_not_wanted_any_more() -> None:
     assert machine.plan("a", "b").ready == {"a"}, "requests that are older than the load go first"
 
 
-def test_memory_that_a_load_waits_for_is_not_given_to_later_ones() -> None:
+def test_memory_that_a_load_waits_for_is_not_provided_to_later_ones() -> None:
     machine = Machine(10, {"a": 6, "b": 8, "c": 4, "d": 2})
     machine.load("a")
     machine.residency.opened("a", 1)
@@ -110,7 +110,7 @@ def test_memory_that_a_load_waits_for_is_not_given_to_later_ones() -> None:
     assert machine.plan("b", "c").start == ("b",)
 
 
-def test_memory_that_is_being_freed_is_not_given_twice() -> None:
+def test_memory_that_is_being_freed_is_not_provided_twice() -> None:
     machine = Machine(10, {"a": 6, "b": 4, "c": 4})
     machine.set("stopping", "a")
     assert machine.plan("b", "c").start == ("b",)
@@ -156,7 +156,7 @@ def test_keep_alive_begins_at_the_end_of_the_load_and_of_each_request() -> None:
     machine = Machine(10, {"a": 4}, keep_alive_s=5)
     machine.set("running", "a")
     assert machine.plan("a", now_s=1).ready == {"a"}
-    machine.residency.note_ready("a", 8)
+    machine.residency.record_ready("a", 8)
     assert machine.plan(now_s=12.9).stop == ()
     assert machine.residency.expires_s("a") == 13
     machine.residency.opened("a", 12)
@@ -190,7 +190,7 @@ def test_an_unload_by_request_waits_for_open_requests_and_holds_new_ones() -> No
     assert machine.plan("a").start == ("a",)
 
 
-def test_an_order_that_is_lost_is_given_again() -> None:
+def test_an_order_that_is_lost_is_provided_again() -> None:
     machine = Machine(10, {"a": 4, "b": 8})
     assert machine.plan("a", now_s=1).start == ("a",)
     assert machine.plan("b", now_s=2).start == (), "a may be about to take its memory"

@@ -115,7 +115,7 @@ class Served(RuleBasedStateMachine):
         """A load or an unload ends."""
         if self.processes[name] == "running" and name not in self.answers:
             self.answers.add(name)
-            self.residency.note_ready(name, self.now_s)
+            self.residency.record_ready(name, self.now_s)
             self.route()
         elif self.processes[name] == "stopping":
             self.processes[name] = "none"

@@ -64,15 +64,17 @@ def test_the_lines_of_a_stream_add_up_to_the_whole_answer(reader: FrontendRun):
 
 
 @pytest.mark.parametrize(
-    ("noted", "load_ns"), [("2500000000", 2_500_000_000), ("-1", 0), ("1e9", 0), ("9" * 400, 10**15 - 1)]
+    ("recorded", "load_ns"), [("2500000000", 2_500_000_000), ("-1", 0), ("1e9", 0), ("9" * 400, 10**15 - 1)]
 )
-def test_the_durations_include_the_load_that_the_request_has_waited_for(server: FrontendRun, noted: str, load_ns: int):
-    call = server.call({"model": "m", "stream": False}, {"X-Model-Load-Ns": noted}, "/api/generate")
+def test_the_durations_include_the_load_that_the_request_has_waited_for(
+    server: FrontendRun, recorded: str, load_ns: int
+):
+    call = server.call({"model": "m", "stream": False}, {"X-Model-Load-Ns": recorded}, "/api/generate")
     with call:
         play(server, server.take_request())
         reply = call.json()
     assert reply["load_duration"] == load_ns < reply["total_duration"]
-    call = server.call({"model": "m", "prompt": None, "input": "one"}, {"X-Model-Load-Ns": noted}, "/api/embed")
+    call = server.call({"model": "m", "prompt": None, "input": "one"}, {"X-Model-Load-Ns": recorded}, "/api/embed")
     message = server.take_request()
     with call:
         server.send(PooledReply(message.uid, 0, pack_float32([0.5]), 1))
@@ -108,8 +110,8 @@ def test_think_reaches_the_chat_template(reader: FrontendRun, think: bool | str,
     call, message = send(reader, messages=[USER], think=think)
     with call:
         assert message.chat is not None
-        given = json.loads(message.chat.template_kwargs)
-        assert kwargs.items() <= given.items()
+        provided = json.loads(message.chat.template_kwargs)
+        assert kwargs.items() <= provided.items()
         play(reader, message)
         lines_of(call)
 
@@ -252,7 +254,7 @@ def test_its_clients_find_the_server_and_its_models(server: FrontendRun):
     assert [*map(int, version.split("."))] >= [0, 6, 4]
 
 
-def test_the_model_is_echoed_as_it_is_asked_for(server: FrontendRun):
+def test_the_model_is_echoed_as_it_is_requested(server: FrontendRun):
     for name in ("m", "m:latest"):
         call, message = send(server, "/api/generate", model=name, name=name, prompt="hi")
         with call:
@@ -301,7 +303,7 @@ def test_each_line_is_an_http_chunk(server: FrontendRun):
 def test_a_prompt_that_is_too_long_loses_its_oldest_part(
     server: FrontendRun, truncate: bool | None, num_predict: int, kept: int | None
 ):
-    wanted = None if kept is None else Truncation(kept, "left", drops_messages=True)
+    expected = None if kept is None else Truncation(kept, "left", drops_messages=True)
     for path, fields in (
         ("/api/chat", {"messages": [USER]}),
         ("/api/generate", {"prompt": "hi"}),
@@ -310,7 +312,7 @@ def test_a_prompt_that_is_too_long_loses_its_oldest_part(
         body = {**fields, "truncate": truncate, "shift": False, "options": {"num_predict": num_predict}}
         call, message = send(server, path, stream=False, **body)
         with call:
-            assert message.truncation == wanted
+            assert message.truncation == expected
             play(server, message)
             assert call.json()["done"]
 

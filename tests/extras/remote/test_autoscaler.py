@@ -44,7 +44,7 @@ class Play:
         remote = RemoteConfig(max_engines=3, scaling=("up_tokens=100", "up_s=2"))
         group: Any = self.group
         self.lines = list[str]()
-        console: Any = SimpleNamespace(say=lambda text, level="info": self.lines.append(text))
+        console: Any = SimpleNamespace(show=lambda text, level="info": self.lines.append(text))
         self.autoscaler = Autoscaler(remote.put_into(Config(facts=NO_FACTS)), group, self._begin, console)
 
     def _begin(self, ask: Ask, reply: Any) -> None:

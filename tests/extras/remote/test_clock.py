@@ -13,7 +13,7 @@ def compare(ahead_ns: int, ways_ns: list[tuple[int, int]]) -> int:
         assert not comparison.is_over
         answer = ClockAnswer(now_ns, now_ns + there_ns + ahead_ns)
         now_ns += there_ns + back_ns
-        comparison.note(answer, now_ns)
+        comparison.record(answer, now_ns)
     assert comparison.is_over
     return comparison.ahead_ns
 
@@ -26,5 +26,5 @@ def test_the_shortest_trip_decides_however_uneven_the_others_are():
         assert abs(compare(ahead_ns, ways) - ahead_ns) <= 15 * MS // 100
 
 
-def test_one_clock_is_told_as_one():
+def test_one_clock_is_notified_as_one():
     assert compare(0, [(3 * MS, MS)] * NUM_QUESTIONS) == 0

@@ -39,7 +39,7 @@ def test_left_overs_go_and_nothing_through_a_link(short_path: Path, monkeypatch:
     os.close(own)
 
 
-def test_a_joiner_says_where_no_directory_can_be_made(monkeypatch: pytest.MonkeyPatch):
+def test_a_joiner_reports_where_no_directory_can_be_made(monkeypatch: pytest.MonkeyPatch):
     def full(**_: str) -> str:
         raise OSError(28, "No space left on device")
 

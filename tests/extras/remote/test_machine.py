@@ -52,7 +52,7 @@ def test_the_engine_has_this_machines_model_processors_and_files(tmp_path: Path)
     assert (config.facts.model_dir, config.facts.tokenizer_dir) == (str(here), str(here))
     assert (config.model.devices, config.model.cpu_threads, config.first_engine) == (("cuda:1",), 3, 4)
     assert config.model.device_type == "cuda", "where there is none, it fails instead of computing on the CPU"
-    assert (config.num_engines, config.most_engines, config.extras) == (1, 1, {})
+    assert (config.num_engines, config.max_local_engines, config.extras) == (1, 1, {})
     assert (config.run.record, config.run.black_box_mb) == ("", 0)
 
 

@@ -66,7 +66,9 @@ def test_a_profile_is_fetched_once_it_is_written_and_nothing_of_it_stays_there(
     assert not both.warnings
 
 
-def test_a_trace_that_is_too_large_is_left_out_and_the_operator_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_trace_that_is_too_large_is_left_out_and_the_operator_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     both = Fetched(tmp_path, monkeypatch)
     both.write()
     monkeypatch.setattr(profiles, "MAX_TRACE_BYTES", len(TRACE) - 1)
@@ -75,7 +77,7 @@ def test_a_trace_that_is_too_large_is_left_out_and_the_operator_told(tmp_path: P
     assert "torch's trace is left out: it has 570 bytes; profile for fewer seconds" in both.warnings[0]
 
 
-def test_no_other_file_can_be_asked_for(tmp_path: Path):
+def test_no_other_file_can_be_requested(tmp_path: Path):
     (tmp_path / "profiles").mkdir()
     (tmp_path / "join.key").write_bytes(b"secret")
     assert read_part(tmp_path / "profiles", FileQuestion("../join.key", 0), 0).num_bytes == -1

@@ -59,7 +59,7 @@ def step_frame(*uids: int, engine: int = 2, attempts: bytes | None = None) -> by
     return HEADER.pack(7, 1) + msgspec.msgpack.encode(step)
 
 
-def test_frames_that_fit_go_on_and_others_are_the_end_of_the_engine(proxy: Proxy, caplog: pytest.LogCaptureFixture):
+def test_frames_that_fit_continue_and_others_are_the_end_of_the_engine(proxy: Proxy, caplog: pytest.LogCaptureFixture):
     outbox = cast("Mock", proxy._outbox)
     proxy._link.run_dir.socket("frontend.3").touch()
     for good in (step_frame(1, 2), step_frame(3 * UIDS_PER_BLOCK), step_frame(2 * UIDS_PER_BLOCK)):

@@ -62,13 +62,13 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     return fake
 
 
-def test_without_ray_the_operator_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_without_ray_the_operator_is_notified_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(BootError, match=r"--ray needs more libraries .* -m pip install -e '/.*\[ray\]'$"):
         place(tmp_path)
 
 
-def test_an_address_where_nobody_answers_is_told_before_ray_looks_for_it_for_minutes(ray: FakeRay, tmp_path: Path):
+def test_an_address_where_no_one_answers_is_notified_before_ray_looks_for_it_for_minutes(ray: FakeRay, tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         place(tmp_path, address)
@@ -78,7 +78,7 @@ def test_an_address_where_nobody_answers_is_told_before_ray_looks_for_it_for_min
     assert ray.num_inits == 1
 
 
-def test_an_engine_for_which_no_node_has_room_says_once_what_it_waits_for(
+def test_an_engine_for_which_no_node_has_room_reports_once_what_it_waits_for(
     ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     placement = place(tmp_path, cpu_threads=8)
@@ -92,7 +92,9 @@ def test_an_engine_for_which_no_node_has_room_says_once_what_it_waits_for(
     assert placement.look(has_joined=False) == ""
 
 
-def test_the_key_goes_to_the_joiner_without_a_file_and_its_end_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_key_goes_to_the_joiner_without_a_file_and_its_end_is_notified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     for name in ("TMPDIR", "XDG_RUNTIME_DIR"):
         monkeypatch.setenv(name, str(tmp_path))
     end = JoinerActor().run(["tcp://127.0.0.1:1"], b"of another program", str(ROOT))

@@ -74,7 +74,7 @@ def test_what_an_operator_has_set_outside_of_the_range_is_brought_back():
     )
 
 
-def test_a_decision_says_why_in_numbers():
+def test_a_decision_reports_why_in_numbers():
     history = [Sample(float(at_s), 2, 9000.0, 1.5) for at_s in range(6)]
     decision = decide(history, LIMITS)
     assert decision is not None

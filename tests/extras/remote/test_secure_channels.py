@@ -57,7 +57,7 @@ def trouble_of(address: str, keys: JoinKeys) -> tuple[str, bool]:
         joiner.close()
 
 
-def test_both_ends_hear_each_other_and_notice_when_the_other_is_gone(
+def test_both_ends_receive_each_other_and_notice_when_the_other_is_gone(
     address: str, keys: tuple[HeadKeys, JoinKeys], head: HeadChannel[Any]
 ):
     joiner: JoinerChannel[Any] = JoinerChannel(address, keys[1], ToJoiner)
@@ -94,11 +94,11 @@ def test_unknown_keys_are_refused_on_either_side(address: str, keys: tuple[HeadK
     assert list(head.receive()) == [], "nothing of theirs is heard"
 
 
-def test_an_address_where_nobody_listens(address: str, keys: tuple[HeadKeys, JoinKeys]):
+def test_an_address_where_no_one_listens(address: str, keys: tuple[HeadKeys, JoinKeys]):
     assert trouble_of(address, keys[1]) == ("nothing answers there", False)
 
 
-def test_a_port_in_use_is_told(address: str, keys: tuple[HeadKeys, JoinKeys], head: HeadChannel[Any]):
+def test_a_port_in_use_is_notified(address: str, keys: tuple[HeadKeys, JoinKeys], head: HeadChannel[Any]):
     with pytest.raises(BootError, match=f"{address} cannot be listened at: the port is in use"):
         HeadChannel(address, keys[0], ToProxy)
 

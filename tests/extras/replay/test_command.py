@@ -92,7 +92,7 @@ def test_requests_that_kill_only_together_are_all_named(
     assert len(calls) <= 4 * NUM_ARGUMENTS
 
 
-def test_a_crash_that_does_not_come_again_is_told_and_what_is_redacted_is_not_compared(
+def test_a_crash_that_does_not_come_again_is_notified_and_what_is_redacted_is_not_compared(
     tmp_path: Path, play: Callable[..., list[Any]], capsys: pytest.CaptureFixture[str]
 ):
     black_box = tmp_path / "black-box"
@@ -155,7 +155,7 @@ def test_a_difference_is_shown_with_what_rounding_may_do(
     assert "16 bits" not in capsys.readouterr().out
 
 
-def test_another_model_in_the_place_of_the_recorded_one_is_told(
+def test_another_model_in_the_place_of_the_recorded_one_is_notified(
     folder: Path, play: Callable[..., list[Any]], capsys: pytest.CaptureFixture[str]
 ):
     (folder / "model.safetensors").write_bytes(b"weights")
@@ -163,5 +163,5 @@ def test_another_model_in_the_place_of_the_recorded_one_is_told(
     (folder / "model.safetensors").write_bytes(b"Weights")
     play()
     assert operate(["replay", str(folder), "--only", "scheduler"]) == 0
-    (note,) = (line for line in capsys.readouterr().err.splitlines() if "the model has changed since" in line)
-    assert "model.safetensors" in note
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "the model has changed since" in line)
+    assert "model.safetensors" in line

@@ -59,7 +59,7 @@ def commands(whole: Path, damaged: Path) -> Iterator[tuple[str, Callable[[], int
 
 
 @pytest.mark.parametrize("seed", range(NUM_DAMAGES))
-def test_damage_is_told_in_a_line(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int):
+def test_damage_is_notified_in_a_line(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int):
     damaged = tmp_path / "damaged"
     shutil.copytree(whole, damaged)
     damage(damaged, random.Random(seed))

@@ -64,7 +64,7 @@ def test_a_frame_shows_the_server():
     assert "█" * 20 + "▒" * 10 + "·" * 10 in text
 
 
-def test_of_a_server_that_does_not_answer_nothing_is_said_to_be_ready():
+def test_of_a_server_that_does_not_answer_nothing_is_reported_to_be_ready():
     text = "\n".join(draw_frame(lost(started()), "model", 140, None))
     assert "unknown  -     1024M  1.0s" in text
     assert not {"busy", "starting", "ready"} & set(text.split())
@@ -93,7 +93,7 @@ def test_a_server_that_has_just_begun_has_a_frame():
     assert "1 frontends do not answer" in text
 
 
-def test_events_change_what_they_tell_of_and_nothing_else():
+def test_events_change_what_they_report_of_and_nothing_else():
     state = started()
     merge(state, {"now_ns": 101 * SECOND, "num_open": 2, "requests": {"4": None}, "processes": {"x": process("ready")}})
     assert set(state["requests"]) == {"1", "2", "3"}

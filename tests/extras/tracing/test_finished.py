@@ -22,7 +22,7 @@ class Run:
     def __init__(self, path: str = "/generate", method: str = "POST", num_choices: int = 1):
         self.handed_on: list[FinishedRequest] = []
         self.finished = FinishedRequests(self.handed_on.append)
-        self.timelines = Timelines({}.get, on_end=self.finished.note_end)
+        self.timelines = Timelines({}.get, on_end=self.finished.record_end)
         self.trace = RequestTrace({"method": method, "path": path, "headers": HEADERS})
         self.trace.status = 200
         for index in range(num_choices):
@@ -43,7 +43,7 @@ def test_a_request_whose_choices_have_ended_is_handed_on_with_its_response():
     run.end(0)
     run.end(1)
     assert run.handed_on == []
-    run.finished.note_response(run.trace)
+    run.finished.record_response(run.trace)
     (request,) = run.handed_on
     assert (request.status, request.request_id, len(request.choices)) == (200, "abc", 2)
     assert request.parent == {"traceparent": "00-a-b-01"}
@@ -55,7 +55,7 @@ def test_a_request_whose_choices_have_ended_is_handed_on_with_its_response():
 def test_after_a_client_has_left_it_is_handed_on_with_the_last_end():
     run = Run(num_choices=3)
     run.end(1)
-    run.finished.note_response(run.trace)
+    run.finished.record_response(run.trace)
     run.end(2)
     assert run.handed_on == []
     assert len(run.finished) == 1
@@ -68,18 +68,18 @@ def test_after_a_client_has_left_it_is_handed_on_with_the_last_end():
 def test_a_request_that_was_refused_is_handed_on_without_a_choice():
     run = Run(num_choices=0)
     run.trace.status = 503
-    run.finished.note_response(run.trace)
+    run.finished.record_response(run.trace)
     assert [(request.status, request.choices, request.num_spans) for request in run.handed_on] == [(503, (), 1)]
 
 
 @pytest.mark.parametrize(("path", "method"), [("/health", "GET"), ("/tokenize", "POST"), ("/generate", "GET")])
-def test_what_asks_for_no_answer_is_not_traced(path: str, method: str):
+def test_what_requests_no_answer_is_not_traced(path: str, method: str):
     run = Run(path, method, num_choices=0)
-    run.finished.note_response(run.trace)
+    run.finished.record_response(run.trace)
     assert run.handed_on == []
 
 
-def test_without_the_flag_the_library_is_not_imported_and_without_the_library_the_flag_says_what_to_install(
+def test_without_the_flag_the_library_is_not_imported_and_without_the_library_the_flag_reports_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ):
     def forbidden(name: str) -> Any:

@@ -31,7 +31,7 @@ TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 def ended(uid: int = 1, index: int = 0, reason: Any = "stop") -> Timeline:
     timeline = Timeline(uid, "r", index, 100, 0)
     timeline.send(110)
-    timeline.note_chunk(ChunkSpan(150, 1, 5), 140)
+    timeline.record_chunk(ChunkSpan(150, 1, 5), 140)
     timeline.finish(UserReply(uid, 0, reason, usage=Usage(5, 1, 3), stamps=STAMPS), 190)
     return end(timeline, reason)
 
@@ -109,10 +109,10 @@ def test_several_choices_have_a_span_each_with_their_stages_and_usage():
 def test_a_restart_is_an_event_and_the_stages_after_it_are_of_the_next_attempt():
     timeline = Timeline(1, "r", 0, 100, 0)
     timeline.send(110)
-    timeline.note_chunk(ChunkSpan(130, 0, 4), 120)
+    timeline.record_chunk(ChunkSpan(130, 0, 4), 120)
     timeline.interrupt(140)
     timeline.send(150)
-    timeline.note_chunk(ChunkSpan(170, 0, 5), 160)
+    timeline.record_chunk(ChunkSpan(170, 0, 5), 160)
     collector = exported(request(end(timeline)))
     (root,) = collector.roots()
     (event,) = root.events

@@ -64,11 +64,11 @@ def test_of_equal_settings_the_smaller_cache_is_recommended():
     assert "no request had to wait" in text
 
 
-@pytest.mark.parametrize(("error", "is_told"), [(0.49, False), (-0.51, True), (1.69, True)])
-def test_nothing_is_recommended_where_the_recordings_own_settings_are_far_off(error: float, is_told: bool):
-    told = doubt_of({"TTFT p50": 0.1, "TTFT p90": error})
-    assert (f"TTFT p90 is {error:+.0%} off. Beyond 50% the simulation" in told) == is_told
-    assert bool(told) == is_told
+@pytest.mark.parametrize(("error", "is_notified"), [(0.49, False), (-0.51, True), (1.69, True)])
+def test_nothing_is_recommended_where_the_recordings_own_settings_are_far_off(error: float, is_notified: bool):
+    reported = doubt_of({"TTFT p50": 0.1, "TTFT p90": error})
+    assert (f"TTFT p90 is {error:+.0%} off. Beyond 50% the simulation" in reported) == is_notified
+    assert bool(reported) == is_notified
     assert doubt_of({}) == ""
 
 

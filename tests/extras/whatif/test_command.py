@@ -63,7 +63,7 @@ def test_capacities_are_shown_with_their_curve(command: Command):
     assert "with a p99 TTFT of at most 0.2 s" in out
 
 
-def test_steps_larger_than_any_that_was_measured_are_told(command: Command):
+def test_steps_larger_than_any_that_was_measured_are_notified(command: Command):
     code, out, _ = command("--max-num-seqs", "4,8", "--trace-speed", "50", "--max-num-batched-tokens", "16,32")
     assert code == 0
     lines = [line for line in out.splitlines() if line.startswith("extrapolated: ")]

@@ -65,7 +65,7 @@ def test_no_part_of_a_step_takes_less_than_nothing():
 
 
 @pytest.mark.parametrize(("rows", "seconds"), [(1, 0.010), (2, 0.012), (3, 0.014), (4, 0.016), (8, 0.024)])
-def test_between_and_beyond_the_measured_numbers_of_rows_steps_go_on_in_a_line(rows: int, seconds: float):
+def test_between_and_beyond_the_measured_numbers_of_rows_steps_continue_in_a_line(rows: int, seconds: float):
     assert MODEL.predict(StepSize(rows, 0)) == pytest.approx(seconds)
 
 

@@ -67,14 +67,14 @@ class RecordedRunner(SimulatedRunner):
         self._numbers = itertools.count()
         receive, pop_replies = Scheduler.receive, Scheduler.pop_replies
 
-        def note_received(scheduler: Scheduler, message: Any) -> None:
+        def record_received(scheduler: Scheduler, message: Any) -> None:
             if isinstance(message, UserMsg) and scheduler.is_idle:
                 self.clock.wait_until(self.clock() + WAKE_S)
                 self.woken_at.add(len(self.batches))
             self._write("scheduler", 0, "scheduler", message)
             receive(scheduler, message)
 
-        def note_replies(scheduler: Scheduler) -> list[Any]:
+        def record_replies(scheduler: Scheduler) -> list[Any]:
             replies = pop_replies(scheduler)
             for reply in replies:
                 self._write("scheduler", IS_SENT, "detokenizer", reply)
@@ -89,8 +89,8 @@ class RecordedRunner(SimulatedRunner):
                     self.delay_ns -= reply_ns
             return replies
 
-        monkeypatch.setattr(Scheduler, "receive", note_received)
-        monkeypatch.setattr(Scheduler, "pop_replies", note_replies)
+        monkeypatch.setattr(Scheduler, "receive", record_received)
+        monkeypatch.setattr(Scheduler, "pop_replies", record_replies)
         monkeypatch.setattr(time, "monotonic_ns", lambda: round(self.clock() * 1e9) + self.delay_ns)
 
     def launch(self, batch: Batch) -> SimulatedStep:
@@ -147,7 +147,7 @@ def test_its_own_settings_give_what_was_recorded(
         assert outcome[latency] == pytest.approx(expected[latency], rel=0.02)
 
 
-def test_the_error_of_its_own_settings_is_told(
+def test_the_error_of_its_own_settings_is_notified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     served, _ = record(tmp_path, monkeypatch)
@@ -197,8 +197,8 @@ def test_what_the_way_back_varies_by_is_found_and_drawn(tmp_path: Path, monkeypa
     assert drawn.p99_ms == pytest.approx(30.0)
 
 
-def test_tokens_that_nobody_waits_for_count_from_their_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(SamplingParams, "must_tell_tokens", False)
+def test_tokens_that_no_one_waits_for_count_from_their_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(SamplingParams, "needs_token_delivery", False)
     served, _ = record(tmp_path, monkeypatch, late_ns=20_000_000)
     recording = read_recording(tmp_path)
     assert len(recording.calibration.jitter_s) <= len(ARRIVALS)  # of ends, which are sent at once

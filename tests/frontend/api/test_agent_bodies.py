@@ -41,7 +41,7 @@ def call_text(name: str, **arguments: Any) -> str:
     return f"Well.\n<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def told(message: TokenizeMsg) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def reported(message: TokenizeMsg) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Returns the messages and the names of the tools that the model sees."""
     assert message.chat is not None
     tools = json.loads(message.chat.template_kwargs)["tools"]
@@ -72,7 +72,7 @@ def answer(run: FrontendRun, path: str, body: dict[str, Any], text: str) -> tupl
 def test_claude_code(reader: FrontendRun, name: str, results: list[str], stream: bool):
     body = {**body_of(name), "stream": stream}
     reply, message = answer(reader, ANTHROPIC, body, call_text("Read", file_path="/a"))
-    messages, tools = told(message)
+    messages, tools = reported(message)
     assert list(tools) == [tool["name"] for tool in body["tools"]]
     assert tools["Read"]["parameters"]["required"] == ["file_path"]
     assert messages[0]["content"].startswith("You are a Claude agent")  # not the line for the bill
@@ -121,9 +121,9 @@ def test_codex(reader: FrontendRun, name: str, stream: bool):
     checker("openai.types.responses", "Response").validate_python(reply)
     call = reply["output"][-1]
     assert (call["type"], call["name"], call.get("namespace")) == shown
-    wanted = PATCH if name == "codex_gpt" else json.dumps(json.loads(text.splitlines()[2])["arguments"])
-    assert call.get("input", call.get("arguments")) == wanted
-    messages, tools = told(message)
+    expected = PATCH if name == "codex_gpt" else json.dumps(json.loads(text.splitlines()[2])["arguments"])
+    assert call.get("input", call.get("arguments")) == expected
+    messages, tools = reported(message)
     assert not {"web_search", "tool_search", None} & tools.keys()
     calls = [call["function"] for each in messages for call in each.get("tool_calls", [])]
     if name == "codex":
@@ -137,7 +137,7 @@ def test_codex(reader: FrontendRun, name: str, stream: bool):
         assert "begin_patch hunk+ end_patch" in tools["apply_patch"]["description"]
 
 
-def test_a_response_goes_on_from_a_stored_custom_call(reader: FrontendRun):
+def test_a_response_continues_from_a_stored_custom_call(reader: FrontendRun):
     tools = [
         {"type": "custom", "name": "run"},
         {"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "f"}]},
@@ -148,7 +148,7 @@ def test_a_response_goes_on_from_a_stored_custom_call(reader: FrontendRun):
     result = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "a.py"}
     asked = {"previous_response_id": first["id"], "input": [result], "tools": tools, "stream": False}
     _, message = answer(reader, OPENAI, asked, "One.")
-    _, assistant, tool = told(message)[0]
+    _, assistant, tool = reported(message)[0]
     assert assistant["tool_calls"][0]["function"] == {"name": "n.f", "arguments": {"input": "ls"}}
     assert tool["content"] == "a.py"
 

@@ -55,7 +55,7 @@ def test_an_operator_elsewhere_is_refused_before_the_key_is_looked_at():
         assert error.value.info.code == "not_local"
 
 
-def test_each_endpoint_says_what_it_needs_and_that_holds():
+def test_each_endpoint_reports_what_it_needs_and_that_holds():
     """The keys in `/openapi.json` are those that the server requires, with any prefix of a proxy."""
     http = HttpConfig(port=0, api_key=(KEY,), admin_key=(ADMIN_KEY,), root_path="/llm")
     with FrontendRun(make_config(http), headers={"Authorization": f"Bearer {KEY}"}) as run:

@@ -29,7 +29,7 @@ async def ask(app: App) -> httpx.Response:
 
 
 @pytest.mark.parametrize(("comes", "status"), [(True, 200), (False, 503)])
-def test_a_request_waits_for_the_table_that_says_so(monkeypatch: pytest.MonkeyPatch, comes: bool, status: int):
+def test_a_request_waits_for_the_table_that_reports_it(monkeypatch: pytest.MonkeyPatch, comes: bool, status: int):
     processes = ProcessView()
     waits: list[float] = []
 

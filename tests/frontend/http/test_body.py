@@ -167,7 +167,7 @@ class Arriving:
 
 
 @pytest.mark.parametrize("name", ["SILENCE_TIMEOUT_S", "BODY_TIMEOUT_S"])
-def test_a_body_that_stops_arriving_is_given_up(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_body_that_stops_arriving_is_provided_up(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(body_module, name, 0.05)
     with pytest.raises(RequestError) as raised:
         asyncio.run(asyncio.wait_for(read_body(Arriving(b'{"pro', b'mpt": "').request, 100), TIMEOUT_S))

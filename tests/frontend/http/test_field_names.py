@@ -45,7 +45,7 @@ def test_names_of_other_servers_are_ignored_with_a_warning_however_like_ours_the
     ]
 
 
-def test_a_name_that_nobody_knows_is_ignored_with_a_warning():
+def test_a_name_that_no_one_knows_is_ignored_with_a_warning():
     assert read({"zzz": {"a": [1]}}) == (Body(), ["the field 'zzz' is not known here and is ignored"])
 
 
@@ -81,7 +81,7 @@ def test_another_name_for_a_field_of_ours_is_that_field():
     assert read({"max_new_tokens": None, "max_tokens": 6, "rep_pen": None}) == (Body(max_tokens=6), [])
 
 
-def test_a_refusal_has_the_name_that_was_given():
+def test_a_refusal_has_the_name_that_was_provided():
     error = refusal({"max_new_tokens": 0})
     assert (str(error), error.info.param) == ("max_new_tokens must be a whole number from 1, got 0", "max_new_tokens")
 

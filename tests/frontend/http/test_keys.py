@@ -48,7 +48,7 @@ def test_what_is_public_and_a_server_without_keys_are_open():
     Keys((), (ADMIN_KEY,)).check("client", [])
 
 
-def test_without_a_key_nobody_is_the_operator():
+def test_without_a_key_no_one_is_the_operator():
     for headers in ([], bearer(""), bearer(KEY)):
         with pytest.raises(RequestError, match=r"launch\.py.*--admin-key") as error:
             Keys().check("operator", headers)
@@ -70,9 +70,9 @@ def test_an_api_key_makes_an_operator_only_where_there_is_no_admin_key():
 def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch):
     compared: list[bytes] = []
 
-    def compare(given: bytes, known: bytes) -> bool:
+    def compare(provided: bytes, known: bytes) -> bool:
         compared.append(known)
-        return given == known
+        return provided == known
 
     monkeypatch.setattr("hmac.compare_digest", compare)
     Keys((KEY, OTHER), (ADMIN_KEY,)).check("client", bearer(KEY))
@@ -105,7 +105,7 @@ def test_a_key_that_no_header_can_carry_is_refused(key: str):
 
 
 @pytest.mark.parametrize("field", ["api_key", "admin_key"])
-def test_a_server_does_not_start_without_the_keys_it_was_told_of(tmp_path: Path, field: str):
+def test_a_server_does_not_start_without_the_keys_it_was_notified_of(tmp_path: Path, field: str):
     keys: dict[str, Any] = {field: (f"@{tmp_path / 'none'}",)}
     http = HttpConfig(port=0, **keys)
     with FakeLauncher(make_config(http)) as launcher:
@@ -114,7 +114,7 @@ def test_a_server_does_not_start_without_the_keys_it_was_told_of(tmp_path: Path,
         assert launcher.wait_exit("frontend") == 1
 
 
-def test_every_path_but_the_public_ones_needs_a_key_and_none_is_told():
+def test_every_path_but_the_public_ones_needs_a_key_and_none_is_notified():
     http = HttpConfig(port=0, api_key=(KEY, OTHER), admin_key=(ADMIN_KEY,))
     authorized = {"Authorization": f"Bearer {OTHER}"}
     with FrontendRun(make_config(http, run=RunConfig(log_requests=True)), headers=authorized) as run:
@@ -137,13 +137,13 @@ def test_every_path_but_the_public_ones_needs_a_key_and_none_is_told():
         with run.call({"stream": False}, authorized) as call:
             run.send(final(run.take_request()))
             assert call.response.status == 200
-        told = [run.client.get(path).text for path in ("/server_info", "/metrics", "/openapi.json", "/health")]
-        assert '"api_key":["***","***"]' in told[0]
-        assert '"admin_key":["***"]' in told[0]
+        reported = [run.client.get(path).text for path in ("/server_info", "/metrics", "/openapi.json", "/health")]
+        assert '"api_key":["***","***"]' in reported[0]
+        assert '"admin_key":["***"]' in reported[0]
         described = run.client.get("/openapi.json").json()["paths"]
         assert described["/generate"]["post"]["security"] == [{"api_key": []}]
         assert described["/admin/processes"]["get"]["security"] == [{"admin_key": []}]
         assert "security" not in described["/health"]["get"]
-        told += [wrong.text, run.launcher.log_text("frontend")]
+        reported += [wrong.text, run.launcher.log_text("frontend")]
         secrets = (KEY, OTHER, ADMIN_KEY, "wrong-secret")
-        assert not [text for text in told for secret in secrets if secret in text]
+        assert not [text for text in reported for secret in secrets if secret in text]

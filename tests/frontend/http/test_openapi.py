@@ -29,7 +29,7 @@ def references(node: Any) -> list[str]:
     return [found for value in node for found in references(value)] if isinstance(node, list) else []
 
 
-def test_it_is_made_once_and_not_before_somebody_asks(monkeypatch: pytest.MonkeyPatch):
+def test_it_is_made_once_and_not_before_someone_asks(monkeypatch: pytest.MonkeyPatch):
     made: list[str] = []
     monkeypatch.setattr(openapi, "make_document", lambda endpoints, version, *_: made.append(version) or {})
     api = OpenApiApi([], version="7", root_path="", keys=Keys())
@@ -54,15 +54,15 @@ WITH_BODY = {"/cache/explain", "/v1/load_lora_adapter", "/v1/unload_lora_adapter
 
 
 def test_all_paths_are_described_and_exist(server: FrontendRun, document: dict[str, Any]):
-    wanted = {"/generate", "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{id}", "/tokenize"}
-    wanted |= {"/detokenize", "/health", "/health/generate", "/metrics", "/version", "/server_info", "/openapi.json"}
-    wanted |= {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
-    wanted |= {"/load", "/ping", "/abort_request", "/flush_cache", "/requests", "/requests/{id}"}
-    wanted |= {"/cache/explain", "/cache/tree", "/live", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"}
-    wanted |= {"/v1/responses/{id}", "/v1/responses/{id}/cancel", "/v1/responses/{id}/input_items"}
-    wanted |= {"/v1/files", "/v1/files/{id}", "/v1/files/{id}/content", "/v1/batches", "/v1/batches/{id}"}
-    wanted |= {"/v1/batches/{id}/cancel", "/v1/responses/input_tokens", "/v1/chat/completions/input_tokens"}
-    wanted |= {
+    expected = {"/generate", "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{id}", "/tokenize"}
+    expected |= {"/detokenize", "/health", "/health/generate", "/metrics", "/version", "/server_info", "/openapi.json"}
+    expected |= {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
+    expected |= {"/load", "/ping", "/abort_request", "/flush_cache", "/requests", "/requests/{id}"}
+    expected |= {"/cache/explain", "/cache/tree", "/live", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"}
+    expected |= {"/v1/responses/{id}", "/v1/responses/{id}/cancel", "/v1/responses/{id}/input_items"}
+    expected |= {"/v1/files", "/v1/files/{id}", "/v1/files/{id}/content", "/v1/batches", "/v1/batches/{id}"}
+    expected |= {"/v1/batches/{id}/cancel", "/v1/responses/input_tokens", "/v1/chat/completions/input_tokens"}
+    expected |= {
         "/v1/embeddings",
         "/v2/embed",
         "/pooling",
@@ -73,11 +73,11 @@ def test_all_paths_are_described_and_exist(server: FrontendRun, document: dict[s
         "/v1/score",
         "/score",
     }
-    wanted |= {"/embed", "/similarity", "/v1/decisions", "/infill"}
-    wanted |= {"/admin/processes", "/admin/restart/{process}", "/admin/snapshot", "/start_profile", "/stop_profile"}
-    wanted |= {f"/api/{name}" for name in ("chat", "generate", "embed", "embeddings", "show")}
-    wanted |= {f"/api/{name}" for name in ("tags", "ps", "version")}
-    assert set(document["paths"]) == wanted
+    expected |= {"/embed", "/similarity", "/v1/decisions", "/infill"}
+    expected |= {"/admin/processes", "/admin/restart/{process}", "/admin/snapshot", "/start_profile", "/stop_profile"}
+    expected |= {f"/api/{name}" for name in ("chat", "generate", "embed", "embeddings", "show")}
+    expected |= {f"/api/{name}" for name in ("tags", "ps", "version")}
+    assert set(document["paths"]) == expected
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             refused = server.client.request("PUT", re.sub(r"{\w+}", "m", path))
@@ -107,7 +107,7 @@ def test_the_examples_are_valid(document: dict[str, Any]):
 
 
 @pytest.mark.parametrize(("name", "struct"), [("GenerateBody", GenerateBody), ("CompletionBody", CompletionBody)])
-def test_the_schema_says_what_the_decoder_takes(document: dict[str, Any], name: str, struct: Any):
+def test_the_schema_reports_what_the_decoder_takes(document: dict[str, Any], name: str, struct: Any):
     schema = document["components"]["schemas"][name]
     assert list(schema["properties"]) == list(struct.__struct_encode_fields__)
     assert BodyDecoder(struct)

@@ -22,7 +22,9 @@ ENDS_IN_VERSION = "set a base URL that ends in /v1, so that the client asks for 
         ("POST", "/v1/v1/chat/completions", "a base URL without /v1 at its end"),
     ],
 )
-def test_a_client_with_a_wrong_base_url_is_told_the_right_one(server: FrontendRun, method: str, path: str, hint: str):
+def test_a_client_with_a_wrong_base_url_is_notified_the_right_one(
+    server: FrontendRun, method: str, path: str, hint: str
+):
     refused = server.client.request(method, path)
     assert refused.status_code == 404
     assert f"there is no {path} here: set {hint.removeprefix('set ')}" in refused.json()["error"]["message"]

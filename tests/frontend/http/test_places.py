@@ -99,7 +99,7 @@ def test_of_a_large_field_only_the_place_is_named():
     assert refusal_of(CHATS, body).endswith("… (at messages[1].content)")
 
 
-def test_numbers_that_are_too_large_and_deep_nesting_beside_the_place_do_no_harm():
+def test_numbers_that_are_too_large_and_deep_nesting_next_to_the_place_do_no_harm():
     for other in (b"1e999", b"[" * 600 + b"]" * 600):
         with pytest.raises(RequestError, match=r"messages\[0\].content"):
             CHATS.decode(b'{"messages": [{"role": "user", "content": 5, "x": %b}]}' % other)

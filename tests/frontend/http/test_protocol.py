@@ -56,7 +56,7 @@ def test_an_offer_to_upgrade_is_ignored_and_the_body_is_kept(size: int):
         b"Connection: Upgrade\r\nUpgrade: TLS/1.0\r\nUpgrade: h2c\r\n",
     ],
 )
-def test_an_offer_beside_a_chunked_body_and_without_a_body(offer: bytes, size: int):
+def test_an_offer_next_to_a_chunked_body_and_without_a_body(offer: bytes, size: int):
     chunked = b"POST /a HTTP/1.1\r\nHost: x\r\n%sTransfer-Encoding: chunked\r\n\r\n"
     chunked += b"3;x=y\r\nabc\r\n2\r\nde\r\n0\r\nT: u\r\n\r\n"
     empty = b"GET /c HTTP/1.1\r\nHost: x\r\n%s\r\n"
@@ -270,7 +270,7 @@ def test_a_response_to_head_has_no_body():
         assert received.endswith(b"\r\n\r\n")
 
 
-def test_a_body_is_asked_for_where_the_client_waits():
+def test_a_body_is_requested_where_the_client_waits():
     head = b"POST /a HTTP/1.%d\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
     received = exchange(head % 1, b"ab")
     assert received.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 ")
@@ -297,10 +297,10 @@ def test_a_client_that_waits_and_is_not_asked_may_not_be_read_on():
 
 def test_what_is_read_ahead_of_its_turn_is_bounded():
     async def run() -> None:
-        go_on = asyncio.Event()
+        continue_after = asyncio.Event()
 
         async def app(scope, receive, send):
-            await go_on.wait()
+            await continue_after.wait()
             await send({"type": "http.response.start", "status": 204, "headers": []})
             await send({"type": "http.response.body"})
 
@@ -310,7 +310,7 @@ def test_what_is_read_ahead_of_its_turn_is_bounded():
             await connection.feed([GET * 100])
             num_sent += 100
             assert num_sent < 10_000
-        go_on.set()
+        continue_after.set()
         await connection.settle()
         assert not connection.transport.is_paused
         assert connection.transport.written.count(b"HTTP/1.1 204 ") == num_sent

@@ -48,7 +48,7 @@ def test_a_client_that_reads_gets_its_whole_response(server: HttpServer):
     assert not server.server_state.connections
 
 
-def test_one_that_does_not_read_is_given_up(server: HttpServer):
+def test_one_that_does_not_read_is_provided_up(server: HttpServer):
     stuck = Connection(server, 100, 7)
     asyncio.run(server.shutdown())
     assert server.server_state.connections

@@ -142,8 +142,8 @@ def test_a_client_that_leaves_aborts_and_its_request_lives_until_the_final(serve
     assert (server.gauge("requests"), server.gauge("abandoned_requests"), server.gauge("streams")) == (1, 1, 0)
     line = f"POST /generate {200 if is_streamed else 499} uid={message.uid} completion=1 ttft="
     wait_until(lambda: line in server.launcher.log_text("frontend"))
-    (said,) = (one for one in server.launcher.log_text("frontend").splitlines() if line in one)
-    assert " client=left total=" in said
+    (stated,) = (one for one in server.launcher.log_text("frontend").splitlines() if line in one)
+    assert " client=left total=" in stated
     server.send(step([(message, 2, "b")]))
     server.send(step(finals=(final(message, finish_reason="abort"),)))
     wait_until(lambda: server.gauge("requests") == 0)

@@ -72,7 +72,7 @@ def test_all_others_are_asked_and_their_replies_have_their_names():
     asyncio.run(run())
 
 
-def test_one_that_is_alone_asks_nobody():
+def test_one_that_is_alone_asks_no_one():
     async def run() -> None:
         opened = Opened()
         opened.show(front(1, "restarting"), front(2), front(3, "starting"))
@@ -125,7 +125,7 @@ def test_the_number_of_calls_that_wait_is_bounded(monkeypatch: pytest.MonkeyPatc
     asyncio.run(run())
 
 
-def test_a_question_is_answered_to_whoever_asked():
+def test_a_question_is_answered_to_the_one_who_asked():
     async def run() -> None:
         opened = Opened()
         opened.peers.register(CountOpen, lambda question: OpenCount(7))

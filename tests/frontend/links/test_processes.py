@@ -29,7 +29,7 @@ def test_has_started_stays_true(state):
     assert not view.is_ready
 
 
-def test_the_refusal_says_who_is_not_ready_and_what_it_does():
+def test_the_refusal_reports_who_is_not_ready_and_what_it_does():
     view = ProcessView()
     loading = ProcessStatus("scheduler", "starting", phase="loading weights", fraction=0.4)
     view.update(ProcessTable((ProcessStatus("tokenizer", "ready"), loading)))

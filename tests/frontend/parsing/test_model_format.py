@@ -28,7 +28,7 @@ CHAT_TEMPLATES = [
 
 
 @pytest.mark.parametrize(("name", "chat_template", "tools", "reasoning"), CHAT_TEMPLATES)
-def test_the_chat_template_tells(name: str, chat_template: str, tools: str | None, reasoning: str | None):
+def test_the_chat_template_reports(name: str, chat_template: str, tools: str | None, reasoning: str | None):
     assert (find_format(TOOL_FORMATS, chat_template), find_format(REASONING_FORMATS, chat_template)) == (
         tools,
         reasoning,
@@ -47,7 +47,7 @@ def test_every_flag_value_is_a_format():
         assert choose_format(NONE, name, "").without_tools is not None
 
 
-def test_special_tokens_are_wanted_where_they_are_marks():
+def test_special_tokens_are_requested_where_they_are_marks():
     chosen = choose_format("mistral", "deepseek_r1", "")
     assert chosen.with_tools is not None
     assert chosen.without_tools is not None

@@ -173,7 +173,7 @@ def test_a_call_whose_arguments_are_there_is_whole_wherever_the_answer_is_cut():
 
 
 @pytest.mark.parametrize("arguments", ['{"city": oops}', '{"a": NaN}', '{"a": "\\d"}', '{"a": 1,}'])
-def test_a_call_whose_arguments_are_no_json_is_content_and_in_a_stream_said_to_be_broken(arguments: str):
+def test_a_call_whose_arguments_are_no_json_is_content_and_in_a_stream_reported_to_be_broken(arguments: str):
     text = f'<tool_call>{{"name": "now", "arguments": {arguments}}}</tool_call>'
     reading = read(format_of("hermes"), text, TOOLS, is_streamed=False)
     assert (reading.content, reading.calls) == (text, [])
@@ -205,7 +205,7 @@ def test_text_around_calls_is_kept():
     assert (reading.content, len(reading.calls)) == ("One.\nTwo.\nThree.", 3)
 
 
-def test_names_that_no_tool_has_are_calls_where_a_mark_says_so():
+def test_names_that_no_tool_has_are_calls_where_a_mark_reports_it():
     text = '<tool_call>{"name": "other", "arguments": {"a": 1}}</tool_call>'
     assert read(format_of("hermes"), text, {}).values == (("other", {"a": 1}),)
 
@@ -237,7 +237,7 @@ def template_of(**field: Any) -> Format:
     return read_template({"start_anchor": "A:", "fields": {"content": {}, "reasoning_content": field}})
 
 
-def test_a_pattern_that_takes_for_ever_is_given_up():
+def test_a_pattern_that_takes_for_ever_is_provided_up():
     format = template_of(open_pattern="(?:(?:a|b)+)+[cd]", close="X")
     text = "ab" * 4000
     began_s = time.monotonic()

@@ -45,7 +45,7 @@ def test_every_template_is_accounted_for():
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_the_marks_of_the_template_tell_its_formats(name: str):
+def test_the_marks_of_the_template_report_its_formats(name: str):
     entry = ENTRIES[name]
     marks = "\n".join(entry["marks"])
     found = find_format(TOOL_FORMATS, marks), find_format(REASONING_FORMATS, marks)

@@ -37,7 +37,7 @@ def text_of(event: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["scheduler", "detokenizer"])
-def test_a_stream_goes_on_at_the_very_next_character(run: FrontendRun, name: str):
+def test_a_stream_continues_at_the_very_next_character(run: FrontendRun, name: str):
     with run.call() as call:
         message = run.take_request()
         run.send(step([(message, 1, "aü")]))
@@ -73,7 +73,7 @@ def test_after_a_gap_no_token_of_the_old_attempt_is_shown(run: FrontendRun):
         assert (end["text"], end["token_ids"], end["timing"]["attempts"]) == ("c", [3], 2)
 
 
-def test_a_loss_that_another_process_tells_of_is_answered_in_the_same_way(run: FrontendRun):
+def test_a_loss_that_another_process_reports_of_is_answered_in_the_same_way(run: FrontendRun):
     with run.call() as call:
         message = run.take_request()
         run.send(step([(message, 1, "a")]))

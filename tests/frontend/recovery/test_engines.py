@@ -26,7 +26,7 @@ def end(run: FrontendRun, *messages: TokenizeMsg) -> None:
 
 
 @pytest.mark.parametrize("state", ["restarting", "hung"])
-def test_what_an_engine_had_goes_on_at_the_other_at_once_and_nothing_else_moves(run: FrontendRun, state: str):
+def test_what_an_engine_had_continues_at_the_other_at_once_and_nothing_else_moves(run: FrontendRun, state: str):
     with run.call() as first_call, run.call() as second_call:
         messages = sorted((run.take_request() for _ in range(2)), key=lambda message: message.engine)
         assert [message.engine for message in messages] == [1, 2]

@@ -11,7 +11,7 @@ def make(num: int) -> list[Generation]:
 
 def die(quarantine: Quarantine, requests: list[Generation]) -> list[Generation]:
     """The scheduler dies, and each request that is not held or refused begins its next attempt."""
-    refused = quarantine.note_death(requests)
+    refused = quarantine.record_death(requests)
     for request in requests:
         if request not in refused and not quarantine.is_held(request):
             request.next_attempt()
@@ -46,7 +46,7 @@ def test_suspects_run_one_at_a_time_until_each_is_cleared():
     assert held(quarantine, requests) == []
 
 
-def test_the_suspect_with_which_it_dies_again_is_refused_and_nobody_else():
+def test_the_suspect_with_which_it_dies_again_is_refused_and_no_one_else():
     quarantine, requests = Quarantine(8), make(4)
     die(quarantine, requests[:3])
     die(quarantine, requests)
@@ -109,15 +109,15 @@ def test_a_token_between_two_deaths_counts_also_when_a_later_attempt_had_none():
 def test_deaths_count_at_whichever_engine_they_were():
     """The culprit kills one engine after another; requests that ran with it at one of them are not suspects."""
     quarantine, requests = Quarantine(8), make(4)
-    culprit, beside, elsewhere, last = requests
-    assert quarantine.note_death([culprit, beside], [elsewhere, last]) == []
+    culprit, second_update, elsewhere, last = requests
+    assert quarantine.record_death([culprit, second_update], [elsewhere, last]) == []
     culprit.next_attempt()
-    beside.next_attempt()
-    assert quarantine.note_death([culprit, elsewhere], [beside, last]) == []
+    second_update.next_attempt()
+    assert quarantine.record_death([culprit, elsewhere], [second_update, last]) == []
     assert held(quarantine, requests) == [1]
     assert quarantine.next_suspect() is culprit
     culprit.next_attempt()
-    assert quarantine.note_death([beside], [culprit, elsewhere, last]) == [], "the suspect ran somewhere else"
+    assert quarantine.record_death([second_update], [culprit, elsewhere, last]) == [], "the suspect ran somewhere else"
     assert (held(quarantine, requests), quarantine.next_suspect()) == ([2], None)
-    assert quarantine.note_death([culprit, last], [elsewhere]) == [culprit]
+    assert quarantine.record_death([culprit, last], [elsewhere]) == [culprit]
     assert held(quarantine, requests) == [2]

@@ -42,7 +42,7 @@ def test_all_wait_for_one_that_has_not_counted_the_latest_death(seen: int):
 
 
 @pytest.mark.parametrize("state", ["starting", "dead", "restarting", "standby"])
-def test_nobody_waits_for_one_that_has_no_requests(state: ProcessState):
+def test_no_one_waits_for_one_that_has_no_requests(state: ProcessState):
     assert turns(front(2, 1), front(1, 3, seen=0, state=state))[:1] == [2]
 
 

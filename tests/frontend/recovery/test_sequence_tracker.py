@@ -85,14 +85,14 @@ def test_a_receiver_in_a_long_step_has_lost_nothing():
         assert edge.book.follow([scheduler, busy]) == ([], [])
 
 
-def test_what_is_told_is_not_told_again_when_the_receiver_notices_the_gap():
+def test_what_is_notified_is_not_reported_again_when_the_receiver_notices_the_gap():
     edge = Edge()
     edge.show(0, None)
     for _ in range(6):
         edge.show(5, (1, 4))
-    assert edge.book.is_told(lost(5, 5))
+    assert edge.book.is_notified(lost(5, 5))
     assert edge.show(6, (1, 6)) == []
-    assert not edge.book.is_told(lost(5, 6))
+    assert not edge.book.is_notified(lost(5, 6))
     assert edge.show_often(7, (1, 6)) == [lost(7, 7)]
 
 
@@ -127,7 +127,7 @@ def test_the_first_frame_of_a_new_sender_is_lost():
     assert edge.show(3, (2, 3), sender=8) == []
 
 
-def test_frontends_side_by_side_are_told_apart():
+def test_frontends_side_by_side_are_distinguished():
     book = SequenceTracker()
     for beat in range(2, 9):
         sent = {"frontend": (1, 5), "frontend.2": (2, 7)} if beat > 2 else {}

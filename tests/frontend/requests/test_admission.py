@@ -98,7 +98,7 @@ def test_retry_after_follows_the_measured_rate(clock: Clock):
     assert door.retry_after_s(14) == 1
     for _ in range(6):
         clock.now_s += 2
-        door.note_end()
+        door.record_end()
     # one ending each 2 s, and 10 requests wait for a row
     assert door.retry_after_s(14) == 20
     clock.now_s += 10
@@ -111,7 +111,7 @@ def test_retry_after_is_at_least_one(clock: Clock):
     door = make()
     for _ in range(50):
         clock.now_s += 0.001
-        door.note_end()
+        door.record_end()
     assert door.retry_after_s(5) == 1
 
 

@@ -71,7 +71,7 @@ def test_early_stopping_takes_the_first_that_finish():
     assert search(SOON, 2, early_stopping=True) == [((1, END), -1.0), ((END,), -1.1)]
 
 
-def test_without_early_stopping_it_goes_on_while_the_best_may_get_better():
+def test_without_early_stopping_it_continues_while_the_best_may_get_better():
     """After two tokens the best beam has a score of -0.95, better than both that have finished."""
     best = round(-2.0 / 3, 6)
     assert search(SOON, 2) == [((1, 1, 1), best), ((1, 1, END), -0.7)]
@@ -88,7 +88,7 @@ NEVER: Table = {
 }
 
 
-def test_never_goes_on_while_the_longest_beam_could_be_better():
+def test_never_continues_while_the_longest_beam_could_be_better():
     """At its present length the best beam has lost after two tokens; at the maximum length it has not."""
     short = [((END,), -0.5), ((1, END), -0.6)]
     assert search(NEVER, 2, max_tokens=5) == short
@@ -105,7 +105,7 @@ def _zeros(length: int) -> Table:
     return {(1, 1, a, b): {1: 0.0, 2: -0.5, END: -9.0} for a in (1, 2) for b in (1, 2) if length == 4}
 
 
-def test_there_are_as_many_beams_as_are_wanted_also_where_most_end():
+def test_there_are_as_many_beams_as_are_requested_also_where_most_end():
     table: Table = {
         (): {END: -0.1, 1: -3.0, 2: -3.5},
         (1,): {END: -0.1, 1: -4.0, 2: -4.5},

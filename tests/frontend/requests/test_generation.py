@@ -47,7 +47,7 @@ def test_the_tokens_of_one_step_stay_together():
     assert generation.pop_all() == ("e", [5, 6])
 
 
-def test_the_last_tokens_of_a_good_end_are_told_with_it():
+def test_the_last_tokens_of_a_good_end_are_notified_with_it():
     generation = make()
     generation.add([1], "a")
     generation.add([2], "b")
@@ -116,7 +116,7 @@ def test_the_next_attempt_has_the_spans_of_the_prompt():
     assert generation.next_attempt().spans == generation.message.spans
 
 
-def test_the_next_attempt_goes_on_where_the_last_one_stopped():
+def test_the_next_attempt_continues_where_the_last_one_stopped():
     generation = make()
     generation.add([1], "ä")
     generation.add([2], "")
@@ -138,14 +138,14 @@ def test_an_attempt_that_is_to_end_at_once_may_have_no_more_tokens():
     assert generation.next_attempt(ends_at_once=True).sampling_params.max_tokens == 1
 
 
-def test_prompt_logprobs_are_told_once_and_never_by_an_attempt_that_is_to_end_at_once():
+def test_prompt_logprobs_are_notified_once_and_never_by_an_attempt_that_is_to_end_at_once():
     params = SamplingParams(8, num_prompt_logprobs=2, num_logprobs=1, echo=True)
     generation = Generation(msgspec.structs.replace(MESSAGE, sampling_params=params), "id")
     assert generation.next_attempt().sampling_params == params
-    told = msgspec.structs.replace(params, num_prompt_logprobs=None, echo=False)
-    assert generation.next_attempt(ends_at_once=True).sampling_params == msgspec.structs.replace(told, max_tokens=0)
+    reported = msgspec.structs.replace(params, num_prompt_logprobs=None, echo=False)
+    assert generation.next_attempt(ends_at_once=True).sampling_params == msgspec.structs.replace(reported, max_tokens=0)
     generation.add_prompt(PromptReply(7, 2, "hi"))
-    assert generation.next_attempt().sampling_params == told
+    assert generation.next_attempt().sampling_params == reported
 
 
 def test_the_first_token_is_stamped_once():
@@ -159,7 +159,7 @@ def test_the_first_token_is_stamped_once():
     assert generation.first_token_ns == first_token_ns
 
 
-def test_logprobs_and_what_is_told_of_the_prompt_outlive_an_attempt():
+def test_logprobs_and_what_is_notified_of_the_prompt_outlive_an_attempt():
     generation = make()
     first, again = PromptReply(7, 0, "hi"), PromptReply(7, 1, "hi")
     generation.add_prompt(first)

@@ -297,7 +297,7 @@ def test_the_end_of_the_run_is_its_end():
             assert (call.response.status, call.json()["error"]["code"]) == (503, "shutting_down")
 
 
-def test_health_tells_the_truth_meanwhile(run: FrontendRun):
+def test_health_reports_the_truth_meanwhile(run: FrontendRun):
     run.show(table(scheduler="restarting"))
     for path in ("/health", "/ping", "/health/generate"):
         assert run.client.get(path).status_code == 503

@@ -30,7 +30,7 @@ def steps_every(interval_ns: int) -> dict[int, StepLog]:
     return {1: steps}
 
 
-def test_a_stream_is_told_of_with_its_own_pace_and_the_steps_that_it_was_not_in():
+def test_a_stream_is_notified_of_with_its_own_pace_and_the_steps_that_it_was_not_in():
     generation = opened(7, 10, decode=20)
     generation.last_token_ns = 90 * SECOND
     steps = steps_every(SECOND // 4)
@@ -40,7 +40,7 @@ def test_a_stream_is_told_of_with_its_own_pace_and_the_steps_that_it_was_not_in(
     assert find_quiet([generation], steps, NOW_NS, 11.0) == ()
 
 
-def test_one_that_has_no_token_yet_is_told_of_since_it_came():
+def test_one_that_has_no_token_yet_is_notified_of_since_it_came():
     steps = {1: StepLog()}
     assert find_quiet([opened(7, 10, queue=99)], steps, NOW_NS, 5.0) == (QuietRequest(7, "r7", "queue", 10 * SECOND),)
     assert find_quiet([opened(7, 96, queue=99)], steps, NOW_NS, 5.0) == ()

@@ -35,7 +35,7 @@ def test_a_step_lasts_from_its_plan_or_the_end_before_it_to_its_end():
     ]
 
 
-def test_what_several_frontends_heard_is_one_step():
+def test_what_several_frontends_received_is_one_step():
     plan = StepPlan(100, 1, 16, 20)
     steps = join_steps([plan, plan], [StepEnd(200, 1, 2), StepEnd(200, 1, 2), StepEnd(260, 2, 1), StepEnd(260, 2, 4)])
     assert list(steps.values()) == [StepSpan(100, 200, 16, 4), StepSpan(200, 260, 0, 5)]
@@ -48,7 +48,7 @@ def test_a_chunk_that_gives_no_token_ends_with_the_next_plan_and_the_last_one_ru
     assert later["180"] == StepSpan(180, 250, 512, 0), "it has kept its key"
 
 
-def test_a_step_that_runs_beside_the_one_before_begins_at_its_end():
+def test_a_step_that_runs_next_to_the_one_before_begins_at_its_end():
     steps = join_steps([StepPlan(100, 1, 8, 8), StepPlan(150, 2, 8, 8)], [StepEnd(200, 1, 1), StepEnd(290, 2, 1)])
     assert list(steps.values()) == [StepSpan(100, 200, 8, 0), StepSpan(200, 290, 8, 0)]
 
@@ -65,19 +65,19 @@ def test_ids_begin_anew_with_a_scheduler():
     assert steps["900"] == StepSpan(900, 950, 4, 0)
 
 
-def test_steps_are_noted_only_for_a_while_after_somebody_has_asked(monkeypatch: pytest.MonkeyPatch):
+def test_steps_are_recorded_only_for_a_while_after_someone_has_asked(monkeypatch: pytest.MonkeyPatch):
     clock: list[int] = [time.monotonic_ns()]
     monkeypatch.setattr(recent_steps.time, "monotonic_ns", lambda: clock[0])
     steps: Any = RecentSteps()
-    steps.note_plan(report(clock[0], 1))
-    steps.note_end(end(clock[0], 1))
+    steps.record_plan(report(clock[0], 1))
+    steps.record_end(end(clock[0], 1))
     assert steps.watch() == ((), ())
-    steps.note_plan(report(clock[0], 2))
-    steps.note_end(end(clock[0] + 5, 2))
-    steps.note_end(end(0, 2))  # of no step: an abort in the queue
+    steps.record_plan(report(clock[0], 2))
+    steps.record_end(end(clock[0] + 5, 2))
+    steps.record_end(end(0, 2))  # of no step: an abort in the queue
     assert steps.watch() == ((StepPlan(clock[0], 2, 16, 19),), (StepEnd(clock[0] + 5, 2, 3),))
     clock[0] += 2 * recent_steps.WINDOW_NS
-    steps.note_end(end(clock[0], 3))
+    steps.record_end(end(clock[0], 3))
     assert steps.watch() == ((), ())
 
 

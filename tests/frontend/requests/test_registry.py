@@ -101,16 +101,18 @@ def test_several_tokens_of_a_row_stay_one_step_in_their_order():
     assert first.logprobs == third.logprobs == []
 
 
-def test_tokens_that_nobody_waits_for_count_from_when_they_were_there():
+def test_tokens_that_no_one_waits_for_count_from_when_they_were_there():
     opened = Opened(num=2)
     streamed, whole = opened.generations
     whole.message = msgspec.structs.replace(whole.message, sampling_params=SamplingParams(8, is_streamed=False))
-    told_late = [msgspec.structs.replace(step([(whole.message, 1, "a")]), committed_ns=ns) for ns in (5000, 7000, 6000)]
-    for message in told_late[:2]:
+    reported_late = [
+        msgspec.structs.replace(step([(whole.message, 1, "a")]), committed_ns=ns) for ns in (5000, 7000, 6000)
+    ]
+    for message in reported_late[:2]:
         opened.registry.receive(message)
     assert opened.steps == [{0: 1}, {5000: 1}]
     assert whole.last_token_ns == 7000
-    opened.registry.receive(told_late[2])
+    opened.registry.receive(reported_late[2])
     assert whole.last_token_ns == 7000, "a step must not end before the one before it"
     both = step([(streamed.message, 1, "a"), (whole.message, 2, "b")])
     opened.registry.receive(msgspec.structs.replace(both, committed_ns=8000))
@@ -189,7 +191,7 @@ def test_logprobs_reach_the_rows_that_have_them():
     assert [entry.logprobs for entry in opened.generations] == [[], [], [entries[2]]]
 
 
-def test_what_is_told_of_a_prompt_reaches_its_current_attempt():
+def test_what_is_notified_of_a_prompt_reaches_its_current_attempt():
     opened = Opened(attempt=1)
     (generation,) = opened.generations
     opened.registry.receive(PromptReply(generation.uid, 0, "old"))

@@ -17,7 +17,7 @@ def entries_of(value: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
-def test_a_whole_reply_says_where_its_time_went(server: FrontendRun, path: str):
+def test_a_whole_reply_reports_where_its_time_went(server: FrontendRun, path: str):
     begin_s = time.monotonic()
     with server.call({"stream": False}, path=path) as call:
         message = server.take_request()

@@ -48,7 +48,7 @@ def check_sound(timeline: Timeline, end_ns: int) -> None:
     assert sum(span.end_ns - span.begin_ns for span in spans) == end_ns - timeline.received_ns
 
 
-def test_what_was_not_heard_comes_with_the_stamps_of_the_end():
+def test_what_was_not_received_comes_with_the_stamps_of_the_end():
     timeline = opened()
     end(timeline, STAMPS, 190)
     assert stages(timeline) == WHOLE
@@ -57,12 +57,12 @@ def test_what_was_not_heard_comes_with_the_stamps_of_the_end():
     assert (timeline.prompt_tokens, timeline.cached_tokens) == (5, 2)
 
 
-def test_what_was_heard_is_not_told_twice_and_in_any_order_is_the_same():
-    told = [(120, "tokenize"), (130, "scheduler_inbox"), (140, "queue"), (150, "prefill"), (160, "decode")]
+def test_what_was_received_is_not_reported_twice_and_in_any_order_is_the_same():
+    reported = [(120, "tokenize"), (130, "scheduler_inbox"), (140, "queue"), (150, "prefill"), (160, "decode")]
     for seed in range(20):
         timeline = opened()
-        random.Random(seed).shuffle(told)
-        for begin_ns, stage in told:
+        random.Random(seed).shuffle(reported)
+        for begin_ns, stage in reported:
             timeline.mark_once(begin_ns, stage)
         end(timeline, STAMPS, 190)
         assert stages(timeline) == WHOLE
@@ -79,7 +79,7 @@ def test_a_refusal_by_the_tokenizer_comes_straight_back():
 def test_a_lost_attempt_ends_at_its_last_token_and_the_next_has_its_own_stages():
     timeline = opened()
     timeline.mark_once(140, "queue")
-    timeline.note_chunk(ChunkSpan(150, 0, 9), 140)
+    timeline.record_chunk(ChunkSpan(150, 0, 9), 140)
     timeline.begin_decoding(160, Usage(9, 0, 1))
     timeline.interrupt(last_token_ns=300)
     timeline.interrupt(last_token_ns=310)
@@ -97,10 +97,10 @@ def test_a_lost_attempt_ends_at_its_last_token_and_the_next_has_its_own_stages()
 
 def test_a_preempted_request_waits_and_computes_its_prompt_again():
     timeline = opened()
-    timeline.note_chunk(ChunkSpan(150, 0, 9), 140)
+    timeline.record_chunk(ChunkSpan(150, 0, 9), 140)
     timeline.begin_decoding(160, Usage(9, 0, 1))
     timeline.mark(200, "preempted")
-    timeline.note_chunk(ChunkSpan(250, 0, 12), 140)
+    timeline.record_chunk(ChunkSpan(250, 0, 12), 140)
     timeline.begin_decoding(260, Usage(9, 0, 1))
     end(timeline, msgspec.structs.replace(STAMPS, finished_ns=300, detokenized_ns=310), 400)
     assert stages(timeline) == [*WHOLE[:7], "preempted", "prefill", "decode", *WHOLE[7:]]
@@ -111,7 +111,7 @@ def test_a_preempted_request_waits_and_computes_its_prompt_again():
 def test_chunks_are_bounded_and_still_cover_the_prompt(num_chunks: int):
     timeline = opened()
     for number in range(num_chunks):
-        timeline.note_chunk(ChunkSpan(150 + number, 8 * number, 8 * number + 8), 140)
+        timeline.record_chunk(ChunkSpan(150 + number, 8 * number, 8 * number + 8), 140)
     assert len(timeline.chunks) <= MAX_CHUNKS
     assert timeline.chunks[0].start == 0
     assert timeline.chunks[-1].end == 8 * num_chunks
@@ -120,9 +120,9 @@ def test_chunks_are_bounded_and_still_cover_the_prompt(num_chunks: int):
 
 def test_a_chunk_that_is_planned_again_is_one_chunk():
     timeline = opened()
-    timeline.note_chunk(ChunkSpan(150, 0, 8), 140)
-    timeline.note_chunk(ChunkSpan(155, 0, 4), 140)
-    timeline.note_chunk(ChunkSpan(160, 4, 8), 140)
+    timeline.record_chunk(ChunkSpan(150, 0, 8), 140)
+    timeline.record_chunk(ChunkSpan(155, 0, 4), 140)
+    timeline.record_chunk(ChunkSpan(160, 4, 8), 140)
     assert timeline.chunks == [ChunkSpan(155, 0, 4), ChunkSpan(160, 4, 8)]
 
 
@@ -130,7 +130,7 @@ def test_a_request_that_is_preempted_for_ever_has_a_bounded_timeline():
     timeline = opened()
     for number in range(MAX_MARKS):
         timeline.mark(1000 + 10 * number, "preempted")
-        timeline.note_chunk(ChunkSpan(1005 + 10 * number, 0, 8), 140)
+        timeline.record_chunk(ChunkSpan(1005 + 10 * number, 0, 8), 140)
     for _ in range(MAX_MARKS):
         timeline.interrupt(10**6)
         timeline.send(10**6)

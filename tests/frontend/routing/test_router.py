@@ -96,7 +96,7 @@ def test_no_cache_is_worth_more_than_the_limit():
 
 
 @pytest.mark.parametrize("num_recovered", [0.0, 4.0])
-def test_an_engine_that_has_started_anew_has_what_it_says_that_it_recovered(num_recovered: float):
+def test_an_engine_that_has_started_anew_has_what_it_reports_that_it_recovered(num_recovered: float):
     played = Played(2)
     first = played.router.place(ask(1, LONG))
     played.router.release(1)

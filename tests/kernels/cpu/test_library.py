@@ -194,7 +194,7 @@ def test_a_broken_library_of_the_install_is_built_again(no_prebuilt: Path, caplo
 
 
 @pytest.mark.usefixtures("own_cache")
-def test_without_a_compiler_torch_serves_and_a_warning_says_so(
+def test_without_a_compiler_torch_serves_and_a_warning_reports_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("CC", raising=False)
@@ -250,7 +250,7 @@ def test_where_nothing_can_be_kept_they_are_built_for_this_start(
 
 
 @pytest.mark.usefixtures("kept")
-def test_an_instruction_set_that_is_not_there_is_told(
+def test_an_instruction_set_that_is_not_there_is_notified(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(ISA_VARIABLE, "abacus")

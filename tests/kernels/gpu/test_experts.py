@@ -80,7 +80,7 @@ def test_sizes(num_tokens: int, num_experts: int, num_chosen: int, device: str) 
     check_routes(route_tokens(logits.to(device), routing), reference_routes(logits, routing, None))
 
 
-def test_routes_lie_in_the_memory_that_is_given(device: str) -> None:
+def test_routes_lie_in_the_memory_that_is_provided(device: str) -> None:
     memory = torch.full((8 + 3 * 6 + 5,), -7, dtype=torch.int32, device=device)
     logits = torch.randn(3, 8, generator=torch.Generator().manual_seed(4))
     routes = route_tokens(logits.to(device), Routing(num_chosen=2), memory)

@@ -27,8 +27,8 @@ def test_one_keeps_the_equals_of_the_best(device: str) -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_row_that_is_not_finite_leaves_the_others_alone(bad: float, device: str) -> None:
     scores = torch.randn(2, 100, generator=torch.Generator().manual_seed(0)).to(device)
-    wanted = scores[1:].clone()
-    filter_min_p(wanted, torch.tensor([0.1], device=device))
+    target = scores[1:].clone()
+    filter_min_p(target, torch.tensor([0.1], device=device))
     scores[0, 5] = bad
     filter_min_p(scores, torch.tensor([0.1, 0.1], device=device))
-    assert torch.equal(scores[1:], wanted)
+    assert torch.equal(scores[1:], target)

@@ -53,7 +53,7 @@ def test_entries_are_of_kernels_and_parameters_that_there_are() -> None:
 
 
 @pytest.mark.parametrize(("version", "expected"), [((8, 9), 89), ((9, 0), 90), ((12, 0), 120), (None, HOPPER)])
-def test_the_gpu_is_asked_for_its_capability(
+def test_the_gpu_is_requested_its_capability(
     version: tuple[int, int] | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: version is not None)

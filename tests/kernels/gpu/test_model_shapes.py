@@ -57,10 +57,10 @@ def heads_of(model: str) -> Shape:
 def make_case(shape: Shape, lens: list[tuple[int, int]], codes: torch.dtype | None, num_shared: int = 0) -> PagedCase:
     """Returns rows of (new, earlier) tokens over scattered pages; the first `num_shared` tokens of all are alike."""
     generator = torch.Generator(DEVICE).manual_seed(1)
-    shared_pages, most_pages = num_shared // PAGE_SIZE, max(-(-sum(both) // PAGE_SIZE) for both in lens)
-    num_pages = len(lens) * most_pages
+    shared_pages, max_pages = num_shared // PAGE_SIZE, max(-(-sum(both) // PAGE_SIZE) for both in lens)
+    num_pages = len(lens) * max_pages
     size = num_pages * PAGE_SIZE, shape.num_kv_heads, shape.head_dim
-    tables = torch.randperm(num_pages, device=DEVICE, generator=generator).to(torch.int32).view(len(lens), most_pages)
+    tables = torch.randperm(num_pages, device=DEVICE, generator=generator).to(torch.int32).view(len(lens), max_pages)
     tables[:, :shared_pages] = tables[0, :shared_pages].clone()
     halves = [torch.randn(size, device=DEVICE, generator=generator).to(BF16) for _ in range(2)]
     scales: list[Tensor | None] = [None, None]

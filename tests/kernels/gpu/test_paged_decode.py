@@ -89,7 +89,7 @@ def test_heads_of_512(dtype: torch.dtype, device: str, backend: Counter[str]) ->
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @MERGES
-def test_several_heads_and_rows_of_one_part_beside_rows_of_many(
+def test_several_heads_and_rows_of_one_part_next_to_rows_of_many(
     dtype: torch.dtype, merges_in_kernel: bool, device: str
 ) -> None:
     case = decode_case(Shape(4, 2, 64, 16), [300, 1, 129], dtype, device)

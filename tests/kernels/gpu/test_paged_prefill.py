@@ -74,7 +74,7 @@ def test_heads_read_those_of_their_group(dtype: torch.dtype, device: str) -> Non
     assert_close(run(case, tiles), case.expected, dtype)
 
 
-def test_tiles_are_as_large_as_the_table_says(device: str) -> None:
+def test_tiles_are_as_large_as_the_table_reports(device: str) -> None:
     """GPT-2's heads have an entry: 128 rows are 128 tokens of one head."""
     case = make_paged_case(Shape(2, 2, 64, 16), [129, 3], [0, 70], torch.bfloat16, device)
     tiles = plan_tiles(case, 132, 2)

@@ -128,10 +128,10 @@ def test_draw_refuses_only_the_rows_that_are_not_finite(bad: float, device: str)
     logits = torch.randn(4, 5_000, generator=torch.Generator().manual_seed(2)).to(device)
     temperatures = torch.tensor([0.0, 0.7, 0.7, 0.7], device=device)
     seeds, positions = make_seeds(4, device)
-    wanted = draw(logits, temperatures, seeds, positions).tolist()
+    target = draw(logits, temperatures, seeds, positions).tolist()
     logits[0, 4_999] = bad
     logits[2, 3] = bad
-    assert draw(logits, temperatures, seeds, positions).tolist() == [-1, wanted[1], -1, wanted[3]]
+    assert draw(logits, temperatures, seeds, positions).tolist() == [-1, target[1], -1, target[3]]
 
 
 def test_a_row_draws_the_same_alone_and_in_any_batch(device: str) -> None:

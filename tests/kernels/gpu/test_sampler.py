@@ -87,13 +87,13 @@ def test_gives_the_tokens_and_the_logprobs_of_the_cpu(name: str, device: str, ba
         tokens, logprobs = run(logits, plan, columns)
     assert (EVERY_OPERATION - {"greedy"} <= set(backend)) == (name == "all")
     triton_kernels._loaded.clear()
-    expected, wanted = run(logits.cpu(), plan, send(plan, "cpu"))
+    expected, target = run(logits.cpu(), plan, send(plan, "cpu"))
     assert tokens.tolist() == expected.tolist()
-    assert (logprobs is None) == (wanted is None) == (name in ("greedy", "filtered"))
-    if logprobs is not None and wanted is not None:
-        assert logprobs.token_ids.tolist() == wanted.token_ids.tolist()
-        assert logprobs.top_ids.tolist() == wanted.top_ids.tolist()
-        torch.testing.assert_close(logprobs.logprobs.cpu(), wanted.logprobs, rtol=0, atol=1e-5, equal_nan=True)
+    assert (logprobs is None) == (target is None) == (name in ("greedy", "filtered"))
+    if logprobs is not None and target is not None:
+        assert logprobs.token_ids.tolist() == target.token_ids.tolist()
+        assert logprobs.top_ids.tolist() == target.top_ids.tolist()
+        torch.testing.assert_close(logprobs.logprobs.cpu(), target.logprobs, rtol=0, atol=1e-5, equal_nan=True)
 
 
 @contextmanager
@@ -112,12 +112,12 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Kernels are not run: their launches are noted."""
     names: list[str] = []
 
-    def note(kernel: Any, *arguments: Any, **named: Any) -> None:
+    def record(kernel: Any, *arguments: Any, **named: Any) -> None:
         names.append(kernel.fn.__name__)
 
     interpreter = pytest.importorskip("triton.runtime.interpreter")
-    monkeypatch.setattr(interpreter.InterpretedFunction, "run", note)
-    monkeypatch.setattr(pytest.importorskip("triton").JITFunction, "run", note)
+    monkeypatch.setattr(interpreter.InterpretedFunction, "run", record)
+    monkeypatch.setattr(pytest.importorskip("triton").JITFunction, "run", record)
     return names
 
 

@@ -136,7 +136,7 @@ def test_tiled_heads_are_the_heads_in_another_order(shape: tuple[int, int, int, 
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_writes_to_the_given_tensor(device: str) -> None:
+def test_writes_to_the_provided_tensor(device: str) -> None:
     inputs, rows = make_inputs(SHAPES[1], NUM_TOKENS, torch.float32, device), mixed_rows(device)
     matrices = make_states((4, 64, 32), torch.float32, device)
     expected, out = gated_delta(*inputs, matrices.clone(), rows), torch.full((NUM_TOKENS, 128), float("nan")).to(device)

@@ -88,7 +88,7 @@ def test_a_decode_row_may_continue_from_an_earlier_one(shape: tuple[int, int, in
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_writes_to_the_given_tensor(device: str) -> None:
+def test_writes_to_the_provided_tensor(device: str) -> None:
     inputs, rows = make_inputs(SHAPES[1], NUM_TOKENS, torch.float32, device), mixed_rows(device)
     matrices = make_states((6, 32, 16), torch.float32, device)
     expected, out = mamba_scan(*inputs, matrices.clone(), rows), torch.full((NUM_TOKENS, 192), float("nan")).to(device)

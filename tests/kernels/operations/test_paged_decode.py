@@ -124,7 +124,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch(
 
 @pytest.mark.parametrize("shape", SHARING_SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_is_the_same_alone_and_beside_rows_that_share_its_pages(
+def test_a_row_is_the_same_alone_and_next_to_rows_that_share_its_pages(
     backend: str, shape: Shape, dtype: torch.dtype
 ) -> None:
     """To the last bit, whether they share all of a part of its keys, or some, or the same pages in another order."""

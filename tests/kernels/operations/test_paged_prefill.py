@@ -68,7 +68,7 @@ def test_soft_cap_and_sinks(dtype: torch.dtype, options: str, device: str) -> No
 @pytest.mark.parametrize("options", [{}, OPTIONS["all"], {"window": 5}], ids=["", "options", "short window"])
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_token_is_the_same_in_chunks_and_beside_other_rows(
+def test_a_token_is_the_same_in_chunks_and_next_to_other_rows(
     backend: str, dtype: torch.dtype, num_threads: int, options: dict[str, Any]
 ) -> None:
     """To the last bit, whatever the threads: so a prompt's tokens get the same however a scheduler cuts it up."""

@@ -61,7 +61,7 @@ def test_options_of_attention(dtype: torch.dtype, options: dict[str, Any], code_
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_is_the_same_alone_and_beside_rows_that_share_its_pages(backend: str, dtype: torch.dtype) -> None:
+def test_a_row_is_the_same_alone_and_next_to_rows_that_share_its_pages(backend: str, dtype: torch.dtype) -> None:
     if backend == "torch":
         pytest.skip("torch's products may add in another order for another number of rows")
     case = with_codes(make_paged_case(Shape(6, 2, 64, 16), [1] * 4, [299, 130, 299, 20], dtype, "cpu"), torch.int8)

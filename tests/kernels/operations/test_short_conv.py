@@ -85,7 +85,7 @@ def test_a_decode_row_may_continue_from_an_earlier_one(is_gated: bool, dtype: to
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_writes_to_the_given_tensor(device: str) -> None:
+def test_writes_to_the_provided_tensor(device: str) -> None:
     inputs, rows = make_inputs(24, 4, torch.float32, device), mixed_rows(device)
     tails, out = make_states((3, 24), torch.float32, device), torch.full((NUM_TOKENS, 24), float("nan")).to(device)
     expected = short_conv(*inputs, tails.clone(), rows)

@@ -41,7 +41,7 @@ def launcher(directory: Path) -> Iterator[Launcher]:
     launcher.close()
 
 
-def tell(launcher: Launcher, link: ProcessLink, command: SetLogLevel) -> Any:
+def report_progress(launcher: Launcher, link: ProcessLink, command: SetLogLevel) -> Any:
     """Returns the process's answer to an instruction."""
     launcher.control.send("scheduler", Instruction(5, command))
     deadline = time.monotonic() + TIMEOUT_S
@@ -66,11 +66,11 @@ def execute(command: SetLogLevel) -> ProcessResult:
 def test_a_process_carries_out_what_it_has_taken_on(launcher: Launcher):
     link = launcher.connect()
     unknown = Failed("impossible", "the scheduler does not support SetLogLevel")
-    assert tell(launcher, link, SetLogLevel("info")) == unknown
+    assert report_progress(launcher, link, SetLogLevel("info")) == unknown
     link.register(SetLogLevel, execute)
-    assert tell(launcher, link, SetLogLevel("info")) == Acknowledged("info")
-    assert tell(launcher, link, SetLogLevel("warning")) == Failed("failed", "not that")
-    assert tell(launcher, link, SetLogLevel("error")) == Failed("failed", "ValueError: a bug")
+    assert report_progress(launcher, link, SetLogLevel("info")) == Acknowledged("info")
+    assert report_progress(launcher, link, SetLogLevel("warning")) == Failed("failed", "not that")
+    assert report_progress(launcher, link, SetLogLevel("error")) == Failed("failed", "ValueError: a bug")
     link.close()
 
 

@@ -75,7 +75,7 @@ def test_entries_of_entries_are_cut_out_too() -> None:
     assert slice_columns(make_batch(logits_processing=edits), ROW, 2, 4).logits_processing is None
 
 
-def test_an_optional_column_that_says_nothing_is_empty() -> None:
+def test_an_optional_column_that_reports_nothing_is_empty() -> None:
     batch = make_batch(num_logprobs=pack_int32([-1, -1, -1, 2]))
     assert slice_columns(batch, ROW, 0, 4).num_logprobs == b""
     assert list(unpack_int32(slice_columns(batch, ROW, 2, 5).num_logprobs)) == [-1, 2]

@@ -166,7 +166,7 @@ def test_llama_3_scales_each_frequency_as_transformers_does():
     )
 
 
-def test_a_number_may_be_given_for_each_layer(tmp_path: Path):
+def test_a_number_may_be_provided_for_each_layer(tmp_path: Path):
     """As in files of Granite 4."""
     path = write_gguf(tmp_path / "m.gguf", METADATA | {"llama.attention.head_count_kv": Typed(5, [2, 2])}, TENSORS)
     assert read_config(read_gguf(path))["num_key_value_heads"] == 2
@@ -219,8 +219,8 @@ def test_old_files_and_defaults(tmp_path: Path):
     ],
 )
 def test_metadata_that_is_not_supported(tmp_path: Path, metadata: dict[str, Any], complaint: str):
-    given = {key: value for key, value in (METADATA | metadata).items() if value is not None}
-    path = write_gguf(tmp_path / "m.gguf", given, TENSORS)
+    provided = {key: value for key, value in (METADATA | metadata).items() if value is not None}
+    path = write_gguf(tmp_path / "m.gguf", provided, TENSORS)
     with pytest.raises(BootError, match=rf"m\.gguf: .*{complaint}"):
         read_config(read_gguf(path))
 
@@ -240,8 +240,8 @@ def test_metadata_that_is_not_supported(tmp_path: Path, metadata: dict[str, Any]
     ],
 )
 def test_tensors_that_are_not_supported(tmp_path: Path, tensors: dict[str, Any], complaint: str):
-    given = {name: tensor for name, tensor in (TENSORS | tensors).items() if tensor is not None}
-    path = write_gguf(tmp_path / "m.gguf", METADATA, given)
+    provided = {name: tensor for name, tensor in (TENSORS | tensors).items() if tensor is not None}
+    path = write_gguf(tmp_path / "m.gguf", METADATA, provided)
     with pytest.raises(BootError, match=rf"m\.gguf: .*{complaint}"):
         list_tensors(read_gguf(path))
 
@@ -291,11 +291,11 @@ def test_experts_that_do_not_fit(tmp_path: Path):
 def test_what_files_with_windows_leave_out(
     tmp_path: Path, architecture: str, metadata: dict[str, Any], fields: dict[str, Any]
 ):
-    given = {key.replace("llama", architecture): value for key, value in METADATA.items()}
-    given |= {f"{architecture}.{key}": value for key, value in metadata.items()}
-    given["general.architecture"] = architecture
-    del given[f"{architecture}.rope.freq_base"]
-    config = read_config(read_gguf(write_gguf(tmp_path / "m.gguf", given, TENSORS)))
+    provided = {key.replace("llama", architecture): value for key, value in METADATA.items()}
+    provided |= {f"{architecture}.{key}": value for key, value in metadata.items()}
+    provided["general.architecture"] = architecture
+    del provided[f"{architecture}.rope.freq_base"]
+    config = read_config(read_gguf(write_gguf(tmp_path / "m.gguf", provided, TENSORS)))
     found = {
         "scale": config.get("query_pre_attn_scalar"),
         "window": config["sliding_window"],

@@ -98,7 +98,7 @@ def test_parts_that_do_not_fit(tmp_path: Path, part: int, damage: dict[str, Any]
         read_gguf(tmp_path / PARTS[0])
 
 
-def test_a_part_that_was_given_or_renamed(tmp_path: Path):
+def test_a_part_that_was_provided_or_renamed(tmp_path: Path):
     for part in PARTS:
         shutil.copy(GOLDEN / part, tmp_path)
     with pytest.raises(BootError, match=r"is part 3 of a model in 3 files; give the first: split-00001-of-00003.gguf"):
@@ -135,7 +135,7 @@ def test_names_of_parts():
     assert model_stem("sha256-0123") == "sha256-0123"
 
 
-def test_many_texts_are_read_when_they_are_wanted(tmp_path: Path):
+def test_many_texts_are_read_when_they_are_requested(tmp_path: Path):
     words = [f"word{index}" for index in range(150_000)]
     path = write_gguf(tmp_path / "m.gguf", {"tokenizer.ggml.tokens": words, "after": Typed(12, 1.5)})
     metadata = read_gguf(path).metadata

@@ -108,7 +108,7 @@ def check(tmp_path: Path, content: bytes, complaint: str) -> None:
 
 
 def test_a_header_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("runtime.gguf.header.MOST_HEADER_BYTES", 1000)
+    monkeypatch.setattr("runtime.gguf.header.MAX_HEADER_BYTES", 1000)
     path = write_gguf(tmp_path / "m.gguf", {"key": "x" * 2000, "other": 1})
     with pytest.raises(BootError, match="the header is longer than 1000 bytes"):
         read_header(path)

@@ -62,7 +62,7 @@ def generate(
 
     A row that yields no token (-1) ends with it.
     """
-    wanted = [num_tokens] * len(prompts) if isinstance(num_tokens, int) else list(num_tokens)
+    expected = [num_tokens] * len(prompts) if isinstance(num_tokens, int) else list(num_tokens)
     rows = [
         Row(index, list(prompt), len(prompt), params[index] if params else GREEDY, index * schedule.stagger)
         for index, prompt in enumerate(prompts)
@@ -81,7 +81,7 @@ def generate(
             row.state_slot = slot
     step_id = 0
     running = rows
-    while running := [row for row in running if len(row.output_ids) < wanted[row.uid] and row.ids[-1] >= 0]:
+    while running := [row for row in running if len(row.output_ids) < expected[row.uid] and row.ids[-1] >= 0]:
         planned = []
         for row in running:
             if row.first_step > step_id:
@@ -196,8 +196,8 @@ def _tables(rows: Sequence[list[int]], width: int) -> bytes:
 
 
 def _plan_logprobs(params: list[SamplingParams]) -> bytes:
-    wanted = [-1 if p.num_logprobs is None else p.num_logprobs for p in params]
-    return pack_int32(wanted) if any(number >= 0 for number in wanted) else b""
+    expected = [-1 if p.num_logprobs is None else p.num_logprobs for p in params]
+    return pack_int32(expected) if any(number >= 0 for number in expected) else b""
 
 
 def _plan_prompt_logprobs(planned: list[tuple[Row, int]]) -> PromptLogprobTargets | None:

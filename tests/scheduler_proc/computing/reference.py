@@ -27,9 +27,9 @@ def assert_greedy(
         logits = model(torch.tensor([[*prompt, *output[:-1]]])).logits[0, len(prompt) - 1 :]
     best = logits.topk(2)
     for index, token in enumerate(output):
-        wanted, margin = int(best.indices[index, 0]), float(best.values[index, 0] - best.values[index, 1])
-        if token == wanted:
+        expected, margin = int(best.indices[index, 0]), float(best.values[index, 0] - best.values[index, 1])
+        if token == expected:
             continue
-        assert margin < CLEAR_MARGIN, f"{what}: output {index} is {token}, not {wanted}, which leads by {margin:.4f}"
-        print(f"{what}: output {index} is {token} instead of {wanted}, a near tie (margin {margin:.1e})")
+        assert margin < CLEAR_MARGIN, f"{what}: output {index} is {token}, not {expected}, which leads by {margin:.4f}"
+        print(f"{what}: output {index} is {token} instead of {expected}, a near tie (margin {margin:.1e})")
     passed.add(both)

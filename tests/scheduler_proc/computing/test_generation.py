@@ -67,8 +67,8 @@ def test_requests_together(loaded: Loaded) -> None:
     num_tokens = [min(8, CONTEXT - len(prompt)) for prompt in prompts]
     for schedule in SCHEDULES:
         outputs = generate(loaded.runner, prompts, num_tokens, schedule)
-        for prompt, output, wanted in zip(prompts, outputs, num_tokens, strict=True):
-            assert len(output) == wanted
+        for prompt, output, expected in zip(prompts, outputs, num_tokens, strict=True):
+            assert len(output) == expected
             assert_greedy(loaded.model, prompt, output, f"{loaded.variant}, {schedule}, prompt of {len(prompt)}")
 
 
@@ -120,8 +120,10 @@ def test_trained_models_give_the_captured_ids(shared_dir: Path, name: str, sched
     path = shared_dir / "models" / name
     runner = load_runner(make_config(path), lambda text, fraction: None)
     cases = json.loads((path / "golden.json").read_text(encoding="utf-8"))["cases"]
-    wanted = [case["output_ids"] for case in cases]
-    assert generate(runner, [case["prompt_ids"] for case in cases], [len(ids) for ids in wanted], schedule) == wanted
+    expected = [case["output_ids"] for case in cases]
+    assert (
+        generate(runner, [case["prompt_ids"] for case in cases], [len(ids) for ids in expected], schedule) == expected
+    )
 
 
 def test_float16_serves_the_same_tokens_where_the_best_leads_clearly(tmp_path: Path) -> None:

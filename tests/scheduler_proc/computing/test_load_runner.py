@@ -87,7 +87,7 @@ def test_a_seeded_request_gives_the_same_tokens_alone_and_in_a_batch(runner: Run
     assert together[0] != together[1]
 
 
-def test_a_continued_request_goes_on_as_it_would_have(runner: Runner) -> None:
+def test_a_continued_request_continues_as_it_would_have(runner: Runner) -> None:
     (whole,) = generate(runner, PROMPTS[:1], 12, params=SAMPLED[:1])
     (rest,) = generate(runner, [PROMPTS[0] + whole[:5]], 7, params=SAMPLED[:1])
     assert whole[5:] == rest
@@ -145,8 +145,8 @@ def test_a_config_without_weights_runs_with_dummy_ones(tmp_path: Path, name: str
 
 def test_the_default_step_on_a_cpu_is_small(model_dir: Path, runner: Runner) -> None:
     assert runner.max_num_batched_tokens == 512
-    given = load_runner(make_config(model_dir, max_num_batched_tokens=3), lambda text, fraction: None)
-    assert given.max_num_batched_tokens == 3
+    provided = load_runner(make_config(model_dir, max_num_batched_tokens=3), lambda text, fraction: None)
+    assert provided.max_num_batched_tokens == 3
 
 
 def test_a_directory_without_a_model_is_refused(tmp_path: Path, model_dir: Path) -> None:

@@ -122,6 +122,6 @@ def test_the_tokens_of_a_step_are_filled_in_when_the_next_is_launched() -> None:
     assert list(unpack_int32(prepared[1].token_ids)) == [tokens[2], known[1], tokens[0]]
 
 
-def test_what_the_scheduler_is_told() -> None:
+def test_what_the_scheduler_is_notified() -> None:
     runner = make_runner(None, [])
     assert (runner.num_pages, runner.max_num_batched_tokens, runner.can_overlap) == (32, 64, False)

@@ -18,7 +18,7 @@ def test_an_operators_choice_stays(name: str) -> None:
     assert environment == {name: "17"}
 
 
-def test_torchs_openmp_library_takes_it_also_where_nobody_but_the_engine_imports_torch() -> None:
+def test_torchs_openmp_library_takes_it_also_where_no_one_but_the_engine_imports_torch() -> None:
     environment = {name: value for name, value in os.environ.items() if name not in OPERATORS_CHOICE}
     shown = subprocess.run(
         [sys.executable, "-c", SHOW],
@@ -28,7 +28,7 @@ def test_torchs_openmp_library_takes_it_also_where_nobody_but_the_engine_imports
         timeout=60,
         check=True,
     )
-    told = [line for line in shown.stderr.splitlines() if "GOMP_SPINCOUNT" in line]
-    if not told:
+    reported = [line for line in shown.stderr.splitlines() if "GOMP_SPINCOUNT" in line]
+    if not reported:
         pytest.skip("torch does not use GCC's OpenMP library here")
-    assert "'3000'" in told[0]
+    assert "'3000'" in reported[0]

@@ -54,7 +54,7 @@ with FakeTensorMode():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a CUDA device, all of torch is imported")
-def test_torch_computes_without_what_is_not_used_and_whoever_uses_it_gets_it() -> None:
+def test_torch_computes_without_what_is_not_used_and_the_one_who_uses_it_gets_it() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
     done = subprocess.run(
         [sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, timeout=240, check=False

@@ -37,7 +37,7 @@ def sources(batch: Batch) -> list[int]:
     return list(unpack_int32(batch.future_token_indices))
 
 
-def test_a_row_goes_on_behind_its_token_wherever_that_will_be():
+def test_a_row_continues_behind_its_token_wherever_that_will_be():
     bench = Bench(max_num_batched_tokens=12)
     bench.send(user_msg(1, [1] * 4, 9, **FREE), user_msg(2, [2] * 5, 9, **FREE), user_msg(3, [3] * 10, 9, **FREE))
     first = planned(bench)
@@ -60,7 +60,7 @@ def test_a_row_goes_on_behind_its_token_wherever_that_will_be():
     assert [bench.output(uid) for uid in (1, 2, 3)] == [[11, 21, 31], [12, 22, 32], [23, 33]]
 
 
-def test_slots_and_pages_go_on_over_the_border_of_a_page():
+def test_slots_and_pages_continue_over_the_border_of_a_page():
     bench = Bench(page_size=2, num_pages=40)
     bench.send(user_msg(1, [1, 2, 3], 12, **FREE))
     batches = [planned(bench), planned(bench)]
@@ -173,7 +173,7 @@ def test_a_row_whose_logits_depend_on_its_last_token_sits_out_until_that_is_know
     assert [bench.output(uid) for uid in (1, 2, 3)] == [[4, 7, 10, 13], [5, 11], [6, 8, 12, 14]]
 
 
-def test_where_no_more_rows_go_on_than_sit_out_the_step_is_committed_first():
+def test_where_no_more_rows_continue_than_sit_out_the_step_is_committed_first():
     bench = Bench()
     bench.send(user_msg(1, [1] * 4, 9, **FREE), user_msg(2, [2] * 4, 9, **FREE, **DEPENDENT))
     first = planned(bench)
@@ -202,7 +202,7 @@ def test_rows_that_take_turns_are_in_one_step_again():
     assert uids(planned(bench)) == [3, 4]
 
 
-def test_a_row_that_sits_out_gets_its_page_when_it_goes_on():
+def test_a_row_that_sits_out_gets_its_page_when_it_continues():
     bench = Bench(page_size=4)
     bench.send(*(user_msg(uid, [uid] * 4, 9, **FREE) for uid in (1, 2, 4)))
     bench.send(user_msg(3, [3] * 4, 9, **FREE, **DEPENDENT))
@@ -267,7 +267,7 @@ def test_changes_that_depend_on_the_number_of_tokens_are_planned_ahead():
     assert banned == [True, False, False], "one token was about to be sampled, then two, then three"
 
 
-def test_nobody_gives_way_while_a_step_is_in_flight():
+def test_no_one_gives_way_while_a_step_is_in_flight():
     bench = Bench(num_pages=16, page_size=4)
     bench.send(user_msg(1, [1] * 27, 20, **FREE), user_msg(2, [2] * 31, 20, **FREE))
     batches = [planned(bench)]
@@ -316,7 +316,7 @@ def test_prompt_logprobs_over_chunks_in_flight():
     assert bench.inbox.prompt_logprobs[1, 0] == expected_logprobs(prompt, 1, 1, VOCAB_SIZE)
 
 
-def test_logprobs_of_the_rows_that_go_on_are_theirs():
+def test_logprobs_of_the_rows_that_continue_are_theirs():
     bench = Bench(max_num_batched_tokens=40)
     bench.send(*(user_msg(uid, [uid] * 5, 9, num_logprobs=2, **FREE) for uid in (1, 2, 3)))
     bench.send(user_msg(4, [4] * 12, 9, num_prompt_logprobs=1), user_msg(5, [5] * 6, 9, num_prompt_logprobs=1, **FREE))

@@ -100,7 +100,7 @@ def test_the_error_names_a_reference_that_is_in_the_log(caplog):
     bench.run()
 
 
-def test_a_device_that_is_gone_is_not_asked_for_ever(caplog):
+def test_a_device_that_is_gone_is_not_requested_ever(caplog):
     caplog.set_level(logging.CRITICAL, "sluice.scheduler")
     bench = Bench(num_pages=600, max_num_seqs=256, max_num_batched_tokens=1024)
     bench.send(*(user_msg(uid, [uid % VOCAB_SIZE, uid // VOCAB_SIZE]) for uid in range(200)))
@@ -137,11 +137,11 @@ def test_parts_of_a_step_give_what_the_whole_gives(is_rich):
 
 def same_results(left: ForwardOutput, right: ForwardOutput, num_logprobs: bytes) -> bool:
     """Compares as many alternatives as each row wants: a part may have fewer than the whole."""
-    wanted = [count for count in unpack_int32(num_logprobs) if count >= 0]
+    target = [count for count in unpack_int32(num_logprobs) if count >= 0]
     tops: list[object] = []
     for columns in (left.logprobs, right.logprobs):
         rows = [] if columns is None else unpack_logprobs(columns, columns.num_top)
-        tops.append([(*row[:2], row[2][:count]) for row, count in zip(rows, wanted, strict=True)])
+        tops.append([(*row[:2], row[2][:count]) for row, count in zip(rows, target, strict=True)])
     same = left.next_tokens == right.next_tokens and left.prompt_logprobs == right.prompt_logprobs
     return same and tops[0] == tops[1]
 

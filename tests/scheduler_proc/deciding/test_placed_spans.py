@@ -103,7 +103,7 @@ def test_rows_of_requests_are_needed_until_they_end():
 
 
 @pytest.mark.parametrize(
-    ("spans", "says"),
+    ("spans", "reason"),
     [
         ((span_of(28, 3),), "within the prompt of 30 tokens"),
         ((span_of(3, 3), span_of(5, 1)), "not overlap"),
@@ -112,14 +112,14 @@ def test_rows_of_requests_are_needed_until_they_end():
         ((PromptSpan(3, 3, bytes(16)),), "span 0 has 3 positions and 0 rows"),
     ],
 )
-def test_a_bad_span_ends_its_request_alone(spans, says):
+def test_a_bad_span_ends_its_request_alone(spans, reason):
     bench = Bench()
     bench.span_rows.place(span_of(0, 4))
     bench.send(user_msg(2, PROMPT), replace(user_msg(1, PROMPT), spans=spans))
     error = bench.end(1).error
     assert error is not None
     assert error.status == 400
-    assert says in error.message
+    assert reason in error.message
     bench.run()
     assert bench.output(2)
 

@@ -65,7 +65,7 @@ def test_a_request_that_does_not_fit_is_not_overtaken():
     assert set(bench.step()) == {2, 3}
 
 
-def test_the_youngest_gives_way_and_goes_on_later():
+def test_the_youngest_gives_way_and_continues_later():
     bench = Bench(num_pages=16, page_size=4, max_model_len=64, max_num_batched_tokens=64)
     bench.send(*(user_msg(uid, prompt(8, uid), max_tokens=40, ignore_eos=True) for uid in (1, 2, 3)))
     preempted: list[set[int]] = []
@@ -161,7 +161,7 @@ def test_salts_do_not_wait_for_each_other():
     assert bench.step() == {0: 10, 1: 10, 2: 10}
 
 
-def test_a_prompt_is_let_in_only_beside_all_that_others_still_need():
+def test_a_prompt_is_let_in_only_next_to_all_that_others_still_need():
     bench = Bench(num_pages=16, max_num_batched_tokens=8)
     bench.send(user_msg(1, prompt(40, 1), max_tokens=1), user_msg(2, prompt(40, 2), max_tokens=1))
     bench.step()
@@ -203,7 +203,7 @@ def test_a_page_for_each_running_row_to_grow_into_is_left():
     assert bench.gauge("running") == 4, "four rows of 3 pages leave one to each; a fifth would take them"
 
 
-def test_a_prompt_in_prefill_goes_on_with_what_another_has_computed():
+def test_a_prompt_in_prefill_continues_with_what_another_has_computed():
     bench = Bench(num_pages=64, max_model_len=64, max_num_batched_tokens=10)
     shared = prompt(40)
     bench.send(user_msg(1, [*shared, 1]), user_msg(2, [*shared, 2]))
@@ -226,7 +226,7 @@ def test_pages_are_taken_as_tokens_need_them():
     assert used == [2, 3, 4, 4, 4, 5]
 
 
-def test_a_batch_tells_the_runner_every_pages_place():
+def test_a_batch_reports_the_runner_every_pages_place():
     bench = Bench(num_pages=40, page_size=4, max_num_batched_tokens=64)
     bench.send(user_msg(1, prompt(3, 1), max_tokens=9, ignore_eos=True))
     bench.step()
@@ -261,7 +261,9 @@ def check_output(bench: Bench, message: UserMsg, length: int = 6) -> None:
 
 @pytest.mark.parametrize("plans_decodes_alone", [False, True])
 @pytest.mark.parametrize("make_bench", [Bench, OverlappedBench])
-def test_rows_of_batches_pause_while_others_run_and_go_on_exactly(make_bench: type[Bench], plans_decodes_alone: bool):
+def test_rows_of_batches_pause_while_others_run_and_continue_exactly(
+    make_bench: type[Bench], plans_decodes_alone: bool
+):
     bench = make_bench(num_pages=64, yielding=(2, 5), plans_decodes_alone=plans_decodes_alone)
     lines = [batch_line(uid) for uid in range(1, 7)]
     bench.send(*lines)
@@ -339,7 +341,7 @@ def test_rows_of_batches_give_their_pages_up_for_a_request():
         check_output(bench, message, length=12)
 
 
-def test_batches_go_on_while_no_other_request_can_have_a_row():
+def test_batches_continue_while_no_other_request_can_have_a_row():
     """One whose grammar is being compiled, and those that wait in a scheduler that is about to be replaced."""
     bench = Bench(num_pages=64, max_num_seqs=4, yielding=(1, 1_000_000))
     bench.send(*(batch_line(uid, max_tokens=40) for uid in (1, 2, 3)))
@@ -370,7 +372,7 @@ def test_paused_rows_can_be_aborted_and_asked_again():
     assert known + bench.output(3, 1) == expected
 
 
-def test_a_starved_row_is_in_no_step_and_goes_on_exactly_when_it_is_not_starved_any_more():
+def test_a_starved_row_is_in_no_step_and_continues_exactly_when_it_is_not_starved_any_more():
     """Also at the borders of pages, and when others have run meanwhile."""
     bench, starved = Bench(num_pages=64), set[int]()
     bench.scheduler.starve(starved)

@@ -22,7 +22,7 @@ def raw(input_ids: bytes, output_ids: bytes = b"", **params: object) -> UserMsg:
 
 
 @pytest.mark.parametrize(
-    ("message", "says"),
+    ("message", "reason"),
     [
         (raw(b""), "empty"),
         (raw(b"", pack_int32([1])), "empty"),
@@ -55,14 +55,14 @@ def raw(input_ids: bytes, output_ids: bytes = b"", **params: object) -> UserMsg:
         (raw(ONE, num_prompt_logprobs=VOCAB_SIZE + 1), "prompt_logprobs must be in [0, 50]"),
     ],
 )
-def test_an_impossible_request_is_refused_and_harms_nobody(message, says):
+def test_an_impossible_request_is_refused_and_harms_no_one(message, reason):
     bench = Bench()
     bench.send(user_msg(2, PROMPT, max_tokens=30, **PARAMS), message)
     end = bench.end(1)
     assert end.finish_reason == "error"
     assert end.error is not None
     assert end.error.status == 400
-    assert says in end.error.message
+    assert reason in end.error.message
     assert end.stamps.finished_ns > 0
     bench.run()
     assert bench.output(2) == FREE_RUN

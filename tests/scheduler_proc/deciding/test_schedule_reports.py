@@ -41,7 +41,7 @@ class Listening(Bench):
         return self.reports[-1]
 
 
-def test_chunks_are_told_before_they_run_and_decode_steps_tell_nothing():
+def test_chunks_are_notified_before_they_run_and_decode_steps_report_nothing():
     bench = Listening(max_num_batched_tokens=8)
     bench.send(user_msg(1, prompt(20), max_tokens=10, ignore_eos=True))
     for _ in range(3):
@@ -81,7 +81,7 @@ def test_a_queue_behind_the_tokens_of_a_step():
     assert [row.uid for row in bench.last.waiting] == [2]
 
 
-def test_a_queue_behind_pages_says_how_many_are_needed_and_had():
+def test_a_queue_behind_pages_reports_how_many_are_needed_and_had():
     bench = Listening(num_pages=16, max_num_batched_tokens=64)
     bench.send(user_msg(1, prompt(30, 1), max_tokens=8, ignore_eos=True))
     bench.step()
@@ -95,7 +95,7 @@ def test_a_queue_behind_pages_says_how_many_are_needed_and_had():
     assert [row.num_before for row in bench.last.waiting] == [0, 1]
 
 
-def test_a_prompt_that_another_one_computes_is_told_by_whom():
+def test_a_prompt_that_another_one_computes_is_notified_by_whom():
     bench = Listening(max_num_batched_tokens=64)
     bench.send(user_msg(1, prompt(20), max_tokens=3), user_msg(2, prompt(20), max_tokens=3))
     bench.step()
@@ -118,7 +118,7 @@ def test_a_prompt_for_which_no_tokens_are_left():
     assert [row.uid for row in bench.last.waiting] == [4]
 
 
-def test_who_gives_way_is_told_with_the_one_who_needed_the_pages(monkeypatch: pytest.MonkeyPatch):
+def test_who_gives_way_is_notified_with_the_one_who_needed_the_pages(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(schedule_reports, "REFRESH_NS", 0)
     bench = Listening(num_pages=16, max_num_batched_tokens=64)
     bench.send(*(user_msg(uid, prompt(20, uid), max_tokens=40, ignore_eos=True) for uid in (1, 2)))
@@ -131,7 +131,7 @@ def test_who_gives_way_is_told_with_the_one_who_needed_the_pages(monkeypatch: py
     bench.run()
 
 
-def test_all_that_wait_are_told_again_after_a_while(monkeypatch: pytest.MonkeyPatch):
+def test_all_that_wait_are_notified_again_after_a_while(monkeypatch: pytest.MonkeyPatch):
     bench = Listening(max_num_seqs=1)
     bench.send(*(user_msg(uid, prompt(6, uid), max_tokens=30, ignore_eos=True) for uid in range(1, 5)))
     bench.step()
@@ -144,7 +144,7 @@ def test_all_that_wait_are_told_again_after_a_while(monkeypatch: pytest.MonkeyPa
     assert [(row.uid, row.num_before) for row in bench.last.waiting] == [(3, 0), (4, 1)]
 
 
-def test_a_request_that_ends_before_it_is_told_of_is_never_told_of():
+def test_a_request_that_ends_before_it_is_notified_of_is_never_reported_of():
     bench = Listening(max_num_seqs=1)
     bench.send(user_msg(1, prompt(6, 1), max_tokens=30, ignore_eos=True), user_msg(2, prompt(6, 2)), AbortMsg(2, 0))
     bench.step()

@@ -23,7 +23,7 @@ def test_the_stream_is_opened_before_anything_is_computed():
 
 
 @pytest.mark.parametrize("num_known", [1, 5, 8, 29])
-def test_a_continuation_goes_on_as_the_undisturbed_request(num_known):
+def test_a_continuation_continues_as_the_undisturbed_request(num_known):
     bench = Bench()
     known = FREE_RUN[:num_known]
     bench.send(user_msg(1, PROMPT, max_tokens=30, attempt=2, output_ids=known, **PARAMS))
@@ -167,7 +167,7 @@ def test_cached_tokens_are_those_of_the_prefix_cache():
     assert bench.gauge("prompt_tokens") == 32
 
 
-def test_what_a_prompt_took_is_told_with_its_first_token():
+def test_what_a_prompt_took_is_notified_with_its_first_token():
     bench = Bench()
     for uid in (1, 2):
         bench.send(user_msg(uid, PROMPT, max_tokens=6, **PARAMS))
@@ -177,8 +177,8 @@ def test_what_a_prompt_took_is_told_with_its_first_token():
         assert len(bench.inbox.tokens[uid, 0]) == 1
         bench.run()
         usage = bench.end(uid, 0).usage
-        told = bench.inbox.prefilled[uid, 0]
-        assert (told.prompt_tokens, told.cached_tokens) == (usage.prompt_tokens, usage.cached_tokens)
+        reported = bench.inbox.prefilled[uid, 0]
+        assert (reported.prompt_tokens, reported.cached_tokens) == (usage.prompt_tokens, usage.cached_tokens)
     assert [bench.inbox.prefilled[uid, 0].cached_tokens > 0 for uid in (1, 2)] == [False, True]
 
 

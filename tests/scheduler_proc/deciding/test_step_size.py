@@ -8,28 +8,28 @@ from tests.scheduler_proc.clients import Bench, user_msg
 def test_the_size_follows_the_speed_within_its_bounds():
     size = StepSize(512)
     assert size.num_tokens == 512
-    size.note_time(512, 512 / 10_000)
+    size.record_time(512, 512 / 10_000)
     assert size.num_tokens == 512, "a fast machine is not slowed down"
     for _ in range(9):
-        size.note_time(size.num_tokens, size.num_tokens / 1_000)
+        size.record_time(size.num_tokens, size.num_tokens / 1_000)
     assert 192 <= size.num_tokens <= 1_000 * STEP_S
     for _ in range(9):
-        size.note_time(size.num_tokens, size.num_tokens / 10)
+        size.record_time(size.num_tokens, size.num_tokens / 10)
     assert size.num_tokens == MIN_TOKENS
     for _ in range(19):
-        size.note_time(size.num_tokens, size.num_tokens / 10_000)
+        size.record_time(size.num_tokens, size.num_tokens / 10_000)
     assert size.num_tokens == 512
 
 
-def test_a_small_and_quick_step_says_nothing():
+def test_a_small_and_quick_step_reports_nothing():
     size = StepSize(512)
-    size.note_time(2, 0.1)
+    size.record_time(2, 0.1)
     assert size.num_tokens == 512
 
 
 def slow_bench() -> Bench:
     bench = Bench(num_pages=400, max_model_len=400, max_num_batched_tokens=160)
-    bench.scheduler._policy.step_size.note_time(160, 100.0)
+    bench.scheduler._policy.step_size.record_time(160, 100.0)
     return bench
 
 

@@ -41,7 +41,7 @@ def check_outputs(bench: Bench, messages: list[UserMsg]) -> None:
 
 
 @pytest.mark.parametrize(("num_rows", "length"), [(100, 3), (60, 30), (20, 60)])
-def test_a_small_request_is_in_the_next_step_beside_many_prompts(num_rows: int, length: int):
+def test_a_small_request_is_in_the_next_step_next_to_many_prompts(num_rows: int, length: int):
     bench = Bench(num_pages=200, max_num_seqs=8, max_num_batched_tokens=32)
     large, small = body(num_rows, length), user_msg(NEW, [5, 6, 8], 4, ignore_eos=True)
     bench.send(*large)
@@ -117,7 +117,7 @@ def test_two_large_requests_take_turns_row_by_row():
     check_outputs(bench, [*first, *second])
 
 
-def test_a_large_request_ends_beside_small_ones_without_end():
+def test_a_large_request_ends_next_to_small_ones_without_end():
     bench = Bench(num_pages=400, max_num_seqs=8, max_num_batched_tokens=32)
     large = body(20, 30)
     bench.send(*large)

@@ -145,7 +145,7 @@ ASKS = st.tuples(
 
 @given(asks=st.lists(ASKS, min_size=2, max_size=25), num_spare=st.integers(0, 6), is_sharing=st.booleans())
 @settings(max_examples=30, deadline=None)
-def test_the_first_in_priority_goes_on_in_every_step_until_it_ends(asks, num_spare, is_sharing):
+def test_the_first_in_priority_continues_in_every_step_until_it_ends(asks, num_spare, is_sharing):
     bench = Bench(num_pages=16 + num_spare, page_size=4, max_num_batched_tokens=20, is_sharing=is_sharing)
     stages = bench.scheduler._stages
     num_steps = 0

@@ -24,9 +24,9 @@ def begin_restart(run: FakeRun, name: str, log: Path) -> ForkedProcess:
         return ForkedProcess("launch", ["restart", name, "--run-dir", str(run.run_dir.path)], output.fileno())
 
 
-def note_changes(run: FakeRun, name: str, pids: dict[str, int]) -> None:
+def record_changes(run: FakeRun, name: str, pids: dict[str, int]) -> None:
     """Asserts that of all processes `name` alone is another one than in `pids`, and that there is one of each."""
-    new_pids = run.note_pids()
+    new_pids = run.record_pids()
     assert {**new_pids, name: 0} == {**pids, name: 0}
     assert new_pids[name] != pids[name]
     assert not is_running(pids[name])
@@ -37,19 +37,19 @@ def note_changes(run: FakeRun, name: str, pids: dict[str, int]) -> None:
 def test_a_successor_stands_by_before_the_old_one_stops(name: str):
     with start() as run:
         run.wait_for(SERVING)
-        pids = run.note_pids()
+        pids = run.record_pids()
         result = operate_on(run, "restart", name)
         assert result.returncode == 0, result.stderr
         assert result.stdout.startswith(f"{name}: replaced in ")
         run.wait_for(f"{name}=ready.2")
-        note_changes(run, name, pids)
+        record_changes(run, name, pids)
         assert run.output.index(f"{name}.next stands by after ") < run.output.index(f"{name:<12} stopping")
         assert ("scheduler    drain 0" in run.output) == (name == "scheduler")
         assert "died" not in run.output
         assert states_of(run, name)[-1] == "ready.2"
         status = ps(run)[name]
         assert (status["incarnation"], status["num_restarts"]) == (2, 1)
-        os.kill(run.note_pids()[name], signal.SIGKILL)
+        os.kill(run.record_pids()[name], signal.SIGKILL)
         run.wait_for(f"{name}=ready.3")
         stop(run)
 
@@ -57,12 +57,12 @@ def test_a_successor_stands_by_before_the_old_one_stops(name: str):
 def test_an_old_frontend_leaves_when_its_successor_accepts_connections():
     with start() as run:
         run.wait_for(SERVING)
-        pids = run.note_pids()
+        pids = run.record_pids()
         result = operate_on(run, "restart", "frontend", "--timeout-s", "9")
         assert result.returncode == 0, result.stderr
         run.wait_for("frontend.old has left")
         assert run.output.index("frontend     ready in", run.output.index(SERVING)) < run.output.index("leave 9")
-        note_changes(run, "frontend", pids)
+        record_changes(run, "frontend", pids)
         run.wait_for("table frontend=ready.2 tokenizer=ready")
         stop(run)
 
@@ -83,11 +83,11 @@ def test_every_process_again_and_again():
 def test_where_the_new_one_cannot_start_the_old_one_serves_on(behaviour: str):
     with start(tokenizer=behaviour) as run:
         run.wait_for(SERVING)
-        pids = run.note_pids()
+        pids = run.record_pids()
         result = operate_on(run, "restart", "tokenizer")
         assert result.returncode == 1
         assert "the old one serves on" in result.stderr
-        assert run.note_pids() == pids
+        assert run.record_pids() == pids
         assert ps(run)["tokenizer"]["state"] == "ready"
         stop(run)
 
@@ -99,16 +99,16 @@ def test_a_new_one_that_dies_as_it_takes_over_is_started_again():
         assert result.returncode == 1
         assert "the new tokenizer ended as it took over" in result.stderr
         run.wait_for("tokenizer=ready.3")
-        assert set(run.note_pids()) == set(NAMES)
+        assert set(run.record_pids()) == set(NAMES)
         stop(run)
 
 
 def test_an_old_one_that_does_not_stop_is_killed():
     with start(detokenizer="never_leave") as run:
         run.wait_for(SERVING)
-        pids = run.note_pids()
+        pids = run.record_pids()
         assert operate_on(run, "restart", "detokenizer").returncode == 0
-        note_changes(run, "detokenizer", pids)
+        record_changes(run, "detokenizer", pids)
         stop(run)
 
 
@@ -117,13 +117,13 @@ def test_an_old_one_that_dies_meanwhile_is_not_replaced_twice(tmp_path: Path):
         run.wait_for(SERVING)
         command = begin_restart(run, "scheduler", tmp_path / "log")
         run.wait_for("scheduler.next=starting.2")
-        os.kill(run.note_pids()["scheduler"], signal.SIGKILL)
+        os.kill(run.record_pids()["scheduler"], signal.SIGKILL)
         run.wait_for("; its successor takes over")
-        os.kill(run.note_pids()["scheduler.next"], signal.SIGKILL)
+        os.kill(run.record_pids()["scheduler.next"], signal.SIGKILL)
         assert command.wait(TIMEOUT_S) == 1
         assert "the old one has ended too, and is started again" in (tmp_path / "log").read_text()
         wait_until(lambda: ps(run)["scheduler"]["state"] != "restarting")
-        assert set(run.note_pids()) == set(NAMES)
+        assert set(run.record_pids()) == set(NAMES)
         stop(run)
 
 
@@ -148,7 +148,7 @@ def test_nothing_is_left_after_the_launcher_was_killed_during_a_handover(tmp_pat
         run.wait_for(SERVING)
         command = begin_restart(run, "scheduler", tmp_path / "log")
         run.wait_for("scheduler.next=starting.2")
-        run.note_pids()
+        run.record_pids()
         began_s = time.monotonic()
         run.launcher.kill()
         run.launcher.wait()
@@ -157,7 +157,7 @@ def test_nothing_is_left_after_the_launcher_was_killed_during_a_handover(tmp_pat
         assert command.wait(TIMEOUT_S) == 3
 
 
-def test_wrong_names_are_told():
+def test_wrong_names_are_notified():
     with start() as run:
         run.wait_for(SERVING)
         assert operate_on(run, "restart", "nobody").returncode == 2

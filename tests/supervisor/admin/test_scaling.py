@@ -30,12 +30,12 @@ def tokenizers(run: FakeRun) -> list[str]:
 def test_workers_are_added_and_leave_again():
     with start() as run:
         run.wait_for(SERVING)
-        pids = run.note_pids()
+        pids = run.record_pids()
         result = operate_on(run, "scale", "tokenizer", "3")
         assert (result.returncode, result.stdout) == (0, "tokenizer: 1 -> 3\n")
         run.wait_for("tokenizer=ready tokenizer-2=ready tokenizer-3=ready")
         assert tokenizers(run) == ["tokenizer", "tokenizer-2", "tokenizer-3"]
-        assert {name: pid for name, pid in run.note_pids().items() if name in NAMES} == pids
+        assert {name: pid for name, pid in run.record_pids().items() if name in NAMES} == pids
         assert operate_on(run, "scale", "tokenizer", "1").returncode == 0
         assert tokenizers(run) == ["tokenizer"]
         run.wait_for("tokenizer-2  has left")
@@ -49,7 +49,7 @@ def test_a_worker_that_dies_is_replaced_under_its_name():
     with start() as run:
         run.wait_for(SERVING)
         assert operate_on(run, "scale", "tokenizer", "2").returncode == 0
-        os.kill(run.note_pids()["tokenizer-2"], signal.SIGKILL)
+        os.kill(run.record_pids()["tokenizer-2"], signal.SIGKILL)
         run.wait_for("tokenizer-2=ready.2")
         assert operate_on(run, "restart", "tokenizer-2").returncode == 0
         assert ps(run)["tokenizer-2"]["incarnation"] == 3
@@ -57,14 +57,14 @@ def test_a_worker_that_dies_is_replaced_under_its_name():
         stop(run)
 
 
-def test_a_worker_that_cannot_start_is_given_up_and_the_run_goes_on():
+def test_a_worker_that_cannot_start_is_provided_up_and_the_run_continues():
     with start(tokenizer="serve_only_the_first") as run:
         run.wait_for(SERVING)
         result = operate_on(run, "scale", "tokenizer", "2")
         assert result.returncode == 1
         assert "not all could be started: tokenizer-2: one is enough" in result.stderr
         assert tokenizers(run) == ["tokenizer"]
-        assert run.note_pids().keys() == set(NAMES)
+        assert run.record_pids().keys() == set(NAMES)
         stop(run)
 
 
@@ -81,7 +81,7 @@ def test_schedulers_are_added_replaced_and_removed():
             "scheduler": 2,
             "scheduler-2": 2,
         }
-        os.kill(run.note_pids()["scheduler-2"], signal.SIGKILL)
+        os.kill(run.record_pids()["scheduler-2"], signal.SIGKILL)
         run.wait_for("scheduler-2=ready.3")
         assert operate_on(run, "scale", "scheduler", "1").returncode == 0
         assert "scheduler-2" not in ps(run)
@@ -109,12 +109,12 @@ def test_the_failure_of_one_leaves_the_others_as_they_are():
     with start(scheduler="fail_to_boot_again") as run:
         run.wait_for(SERVING)
         assert operate_on(run, "scale", "scheduler", "2").returncode == 0
-        pids = run.note_pids()
+        pids = run.record_pids()
         result = operate_on(run, "restart", "scheduler", "--all")
         assert result.returncode == 1
         assert "there are no weights in /nowhere" in result.stderr
         assert result.stderr.endswith("the old one serves on; replaced: none; not replaced: scheduler-2\n")
-        assert run.note_pids() == pids
+        assert run.record_pids() == pids
         stop(run)
 
 
@@ -156,7 +156,7 @@ class WaitingGroup:
         child.pid = 0
 
 
-def test_an_engine_that_has_no_machine_for_a_minute_is_given_up_and_one_that_loads_is_not(
+def test_an_engine_that_has_no_machine_for_a_minute_is_provided_up_and_one_that_loads_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ):
     now_s = 0.0

@@ -75,11 +75,11 @@ def test_a_full_disk_fails_a_snapshot_and_nothing_else(
     snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], name: str
 ):
     monkeypatch.setattr(Path, name, full)
-    has_gone_on: list[bool] = []
-    snapshots.take("hang", "scheduler", "it hangs", lambda: has_gone_on.append(True))
+    has_continued: list[bool] = []
+    snapshots.take("hang", "scheduler", "it hangs", lambda: has_continued.append(True))
     snapshots.follow()
     snapshots.close()
-    assert has_gone_on == [True]
+    assert has_continued == [True]
     assert "is not whole: [Errno 28] No space left on device" in capfd.readouterr().err
 
 

@@ -41,7 +41,7 @@ def test_ps_lists_every_process_as_it_is():
         processes = ps(run)
         assert {name: process["pid"] for name, process in processes.items()} == {
             "launcher": run.launcher.pid,
-            **run.note_pids(),
+            **run.record_pids(),
         }
         assert {process["state"] for process in processes.values()} == {"ready"}
         for process in processes.values():
@@ -128,7 +128,7 @@ def test_an_instruction_goes_to_each_process_and_every_result_comes_back():
         assert "scheduler    never\n" in to_all.stdout
 
 
-def test_wrong_use_is_told_and_has_its_exit_codes():
+def test_wrong_use_is_notified_and_has_its_exit_codes():
     with start() as run:
         run.wait_for(SERVING)
         unknown = operate_on(run, "logs", "schedular")
@@ -147,7 +147,7 @@ def test_wrong_use_is_told_and_has_its_exit_codes():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "stated"),
     [
         (["pss"], "launch.py: there is no command 'pss'; did you mean ps?\ncommands are ps, logs, "),
         (["joins"], "launch.py: there is no command 'joins'; did you mean join?\n"),
@@ -162,11 +162,11 @@ def test_wrong_use_is_told_and_has_its_exit_codes():
         (["ps", "all"], "launch.py ps: all: unknown argument; see --help for all\n"),
     ],
 )
-def test_a_wrong_command_or_flag_is_told_with_what_was_meant(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_a_wrong_command_or_flag_is_notified_with_what_was_meant(
+    words: list[str], stated: str, capsys: pytest.CaptureFixture[str]
 ):
     assert run_command(words) == 2
-    assert said in capsys.readouterr().err
+    assert stated in capsys.readouterr().err
 
 
 def test_of_several_servers_one_is_chosen_by_port():

@@ -34,7 +34,7 @@ def test_the_facts_of_a_real_gpt2(shared_dir: Path):
     assert (facts.vocab_size, facts.max_model_len, facts.eos_token_ids) == (65, 128, ())
 
 
-def test_served_names_come_from_the_flag_where_it_is_given(tmp_path: Path):
+def test_served_names_come_from_the_flag_where_it_is_provided(tmp_path: Path):
     assert facts_of(write_model(tmp_path, CONFIG), served_model_name=("a", "b")).served_names == ("a", "b")
 
 
@@ -132,7 +132,7 @@ def test_scaled_positions_extend_the_context(tmp_path: Path, key: str, rope: Any
         facts_of(tmp_path, max_model_len=longest + 1)
 
 
-def test_a_context_that_the_model_does_not_tell_must_be_given(tmp_path: Path):
+def test_a_context_that_the_model_does_not_report_must_be_provided(tmp_path: Path):
     write_model(tmp_path, {"vocab_size": 100})
     with pytest.raises(BootError, match="give the context as --max-model-len"):
         facts_of(tmp_path)
@@ -184,14 +184,14 @@ def test_a_model_whose_files_have_no_sampling_has_that_of_its_card(tmp_path: Pat
         ({**CONFIG, "eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
     ],
 )
-def test_a_broken_config_is_told_with_its_file(tmp_path: Path, config: Any, message: str):
+def test_a_broken_config_is_notified_with_its_file(tmp_path: Path, config: Any, message: str):
     write_model(tmp_path, config)
     with pytest.raises(BootError, match=message) as raised:
         facts_of(tmp_path)
     assert str(tmp_path) in str(raised.value)
 
 
-def test_a_sampling_default_that_is_no_number_is_told(tmp_path: Path):
+def test_a_sampling_default_that_is_no_number_is_notified(tmp_path: Path):
     write_model(tmp_path, CONFIG, {"temperature": "hot"})
     with pytest.raises(BootError, match="temperature is 'hot', not a number; --generation-config none ignores it"):
         facts_of(tmp_path)
@@ -199,13 +199,13 @@ def test_a_sampling_default_that_is_no_number_is_told(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", ['{"temperature": 1e999}', '{"top_p": NaN}', "[" * 99_999])
-def test_a_generation_configuration_that_cannot_be_is_told_with_its_file(tmp_path: Path, text: str):
+def test_a_generation_configuration_that_cannot_be_is_notified_with_its_file(tmp_path: Path, text: str):
     write_model(tmp_path, CONFIG)
     (tmp_path / "generation_config.json").write_text(text)
     with pytest.raises(BootError, match=r"generation_config\.json: "):
         facts_of(tmp_path)
 
 
-def test_a_directory_without_a_model_is_told(tmp_path: Path):
+def test_a_directory_without_a_model_is_notified(tmp_path: Path):
     with pytest.raises(BootError, match="contains no model"):
         facts_of(tmp_path)

@@ -51,7 +51,7 @@ def closed_endpoint() -> str:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "weights"),
+    ("expected", "weights"),
     [
         ("auto", {"model.safetensors"}),
         ("safetensors", {"model.safetensors"}),
@@ -60,9 +60,9 @@ def closed_endpoint() -> str:
         ("tokenizer", set()),
     ],
 )
-def test_only_the_files_of_one_format_are_downloaded(fetch: Fetch, wanted: str, weights: set[str]):
+def test_only_the_files_of_one_format_are_downloaded(fetch: Fetch, expected: str, weights: set[str]):
     with FakeHub(FILES) as hub:
-        result = fetch(hub.url, "owner/tiny", "--wanted", wanted)
+        result = fetch(hub.url, "owner/tiny", "--requested", expected)
         assert result.returncode == 0, result.stdout + result.stderr
         directory = Path(result.stdout.strip())
         assert directory.name == COMMIT
@@ -85,7 +85,7 @@ def test_a_model_with_pickled_weights_alone_is_taken(fetch: Fetch):
         result = fetch(hub.url, "owner/tiny")
         assert result.returncode == 0, result.stdout
         assert set(hub.downloads) == TEXTS | {"pytorch_model.bin"}
-        refused = fetch(hub.url, "owner/tiny", "--wanted", "safetensors")
+        refused = fetch(hub.url, "owner/tiny", "--requested", "safetensors")
         assert refused.returncode == 1
         assert "has no weights that can be read: looked for model*.safetensors" in refused.stdout
 
@@ -108,7 +108,7 @@ def test_of_a_repository_of_gguf_one_model_is_downloaded(fetch: Fetch, closed_en
         assert result.returncode == 0, result.stdout + result.stderr
         assert Path(result.stdout.strip()).read_bytes() == b"GGUF4"
         assert hub.downloads == ["tiny-Q4_K_M.gguf"]
-    for arguments in ((), ("--wanted", "gguf"), ("--gguf-file", "tiny-Q4_K_M.gguf")):
+    for arguments in ((), ("--requested", "gguf"), ("--gguf-file", "tiny-Q4_K_M.gguf")):
         assert fetch(closed_endpoint, "owner/tiny", *arguments).stdout == result.stdout
     missing = fetch(closed_endpoint, "owner/tiny", "--gguf-file", "tiny-Q8_0.gguf")
     assert missing.returncode == 1
@@ -147,8 +147,8 @@ def test_the_cache_serves_where_the_hub_cannot_be_reached(fetch: Fetch, closed_e
     assert cached.returncode == 0, cached.stdout
     assert cached.stdout == fresh.stdout
     assert "using the copy of owner/tiny in the cache" in cached.stderr
-    assert fetch(closed_endpoint, "owner/tiny", "--wanted", "tokenizer").returncode == 0
-    assert fetch(closed_endpoint, "owner/tiny", "--wanted", "pt").returncode == 1
+    assert fetch(closed_endpoint, "owner/tiny", "--requested", "tokenizer").returncode == 0
+    assert fetch(closed_endpoint, "owner/tiny", "--requested", "pt").returncode == 1
 
 
 def test_a_cache_without_all_shards_does_not_serve(fetch: Fetch, tmp_path: Path, closed_endpoint: str):
@@ -163,7 +163,7 @@ def test_a_cache_without_all_shards_does_not_serve(fetch: Fetch, tmp_path: Path,
     assert fetch(closed_endpoint, "owner/tiny").returncode == 0
 
 
-def test_a_whole_model_in_the_cache_serves_beside_an_index_of_shards(fetch: Fetch, closed_endpoint: str):
+def test_a_whole_model_in_the_cache_serves_next_to_an_index_of_shards(fetch: Fetch, closed_endpoint: str):
     index = json.dumps({"weight_map": {"a": "model-1.safetensors"}}).encode()
     files = {"config.json": b"{}", "model.safetensors.index.json": index, "model.safetensors": b"1"}
     with FakeHub(files) as hub:
@@ -190,7 +190,7 @@ def test_an_unreachable_hub_ends_in_one_message_with_the_ways_out(fetch: Fetch, 
         assert part in result.stdout
 
 
-def test_a_hub_that_accepts_and_never_answers_is_given_up_in_time(fetch: Fetch):
+def test_a_hub_that_accepts_and_never_answers_is_provided_up_in_time(fetch: Fetch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began_s = time.monotonic()
         result = fetch(f"http://127.0.0.1:{silent.getsockname()[1]}", "gpt2")

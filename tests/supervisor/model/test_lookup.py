@@ -28,7 +28,7 @@ def test_a_directory_is_itself_under_an_absolute_path(tmp_path: Path, monkeypatc
     assert find_model(ModelConfig(model=str(tmp_path / "model"))) == tmp_path / "model"
 
 
-def test_the_tokenizer_is_the_models_unless_it_is_given(tmp_path: Path):
+def test_the_tokenizer_is_the_models_unless_it_is_provided(tmp_path: Path):
     assert find_tokenizer(ModelConfig(), Path("/model")) == Path("/model")
     assert find_tokenizer(ModelConfig(tokenizer=str(tmp_path)), Path("/model")) == tmp_path
 
@@ -151,12 +151,12 @@ def test_a_hub_name_is_looked_up_by_a_process_whose_message_is_the_error(
     (snapshot / "config.json").write_text("{}")
     with pytest.raises(BootError, match="it has no complete copy"):
         find_model(ModelConfig(model="owner/tiny"))
-    told, written = os.pipe()
+    reported, written = os.pipe()
     console = Console(written)
     console.is_json = True
     assert find_model(ModelConfig(model="owner/tiny", load_format="dummy"), console) == snapshot
     os.close(written)
-    with os.fdopen(told, encoding="utf-8") as lines:
+    with os.fdopen(reported, encoding="utf-8") as lines:
         messages = [json.loads(line)["message"] for line in lines]
     assert messages[0].startswith("fetching owner/tiny")
     assert "cannot be reached; using the copy" in messages[-1]

@@ -83,7 +83,7 @@ def test_none_where_they_take_most_of_the_memory_that_is_left(tmp_path: Path) ->
     assert found(tmp_path) == 0
 
 
-def test_numbers_beside_blocks_are_float32_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_next_to_blocks_are_float32_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_bytes, "computes_bfloat16", lambda path: True)
     tensors = {"blocks": Stored("Q4_K", (9, 256)), "norm": Stored("F32", (16,))}
     write_gguf(tmp_path / "model.gguf", {}, tensors)

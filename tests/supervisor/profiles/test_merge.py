@@ -21,8 +21,8 @@ def profile(name: str, pid: int, began_ns: int = BASE_NS, **fields: Any) -> Proc
     return ProcessProfile(**{"name": name, "pid": pid, "incarnation": 1, **times, **lists, **fields})
 
 
-def events_of(trace: dict[str, Any], **wanted: Any) -> list[dict[str, Any]]:
-    return [event for event in trace["traceEvents"] if all(event.get(key) == wanted[key] for key in wanted)]
+def events_of(trace: dict[str, Any], **expected: Any) -> list[dict[str, Any]]:
+    return [event for event in trace["traceEvents"] if all(event.get(key) == expected[key] for key in expected)]
 
 
 def test_times_count_from_the_first_beginning():

@@ -17,21 +17,21 @@ SPECIAL_TOKENS = {"bos_token": "<BOS>", "eos_token": "<EOS>"}
 Message = dict[str, Any]
 
 
-def _say(role: str, content: Any, **more: Any) -> Message:
+def _show(role: str, content: Any, **more: Any) -> Message:
     return {"role": role, "content": content, **more}
 
 
 def _calls(*calls: tuple[str, dict[str, Any]], content: str = "", **more: Any) -> Message:
     functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
     listed = [{"id": f"call0000{i}", "type": "function", "function": each} for i, each in enumerate(functions)]
-    return _say("assistant", content, tool_calls=listed, **more)
+    return _show("assistant", content, tool_calls=listed, **more)
 
 
 def _result(number: int, name: str) -> Message:
-    return _say("tool", f"RESULT {name}", tool_call_id=f"call0000{number}", name=name)
+    return _show("tool", f"RESULT {name}", tool_call_id=f"call0000{number}", name=name)
 
 
-USER, AGAIN = _say("user", "Wie ist's <b>dort</b>?"), _say("user", "Und morgen?")
+USER, AGAIN = _show("user", "Wie ist's <b>dort</b>?"), _show("user", "Und morgen?")
 THOUGHT = {"reasoning_content": "THOUGHT", "reasoning": "THOUGHT", "thinking": "THOUGHT"}
 LOOK = ("get_weather", {"city": 'Zürich "10%"', "days": 2, "places": ["x"], "options": {"a": None}})
 TOOLS: list[Any] = [
@@ -56,18 +56,18 @@ WITH_TOOLS = {"tools": TOOLS}
 
 CHATS: dict[str, tuple[list[Message], dict[str, Any]]] = {
     "plain": ([USER], {}),
-    "turns": ([USER, _say("assistant", "ANSWER"), AGAIN], {}),
-    "system": ([_say("system", "SYSTEM"), USER], {}),
+    "turns": ([USER, _show("assistant", "ANSWER"), AGAIN], {}),
+    "system": ([_show("system", "SYSTEM"), USER], {}),
     "tools": ([USER], WITH_TOOLS),
-    "system and tools": ([_say("system", "SYSTEM"), USER], WITH_TOOLS),
+    "system and tools": ([_show("system", "SYSTEM"), USER], WITH_TOOLS),
     "call": ([USER, _calls(LOOK), _result(0, "get_weather")], WITH_TOOLS),
     "content and call": ([USER, _calls(LOOK, content="ANSWER"), _result(0, "get_weather")], WITH_TOOLS),
     "calls": ([USER, _calls(LOOK, ("now", {})), _result(0, "get_weather"), _result(1, "now"), AGAIN], WITH_TOOLS),
     "thought and call": ([USER, _calls(LOOK, **THOUGHT), _result(0, "get_weather")], WITH_TOOLS),
-    "earlier thought": ([USER, _say("assistant", "ANSWER", **THOUGHT), AGAIN], {}),
+    "earlier thought": ([USER, _show("assistant", "ANSWER", **THOUGHT), AGAIN], {}),
     "thinking on": ([USER], {"enable_thinking": True, "thinking": True}),
     "thinking off": ([USER], {"enable_thinking": False, "thinking": False}),
-    "parts": ([_say("user", [{"type": "text", "text": "PART"}, {"type": "text", "text": "PIECE"}])], {}),
+    "parts": ([_show("user", [{"type": "text", "text": "PART"}, {"type": "text", "text": "PIECE"}])], {}),
 }
 
 

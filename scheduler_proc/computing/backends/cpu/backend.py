@@ -48,7 +48,7 @@ class CpuBackend:
                 "--kv-offload-gb: on a CPU the KV cache is in the host's memory; raise --kv-cache-memory-gb instead"
             )
         run = config.run
-        set_threads(config.model.cpu_threads, config.most_engines, place.engine, run.tensor_parallel, place.rank)
+        set_threads(config.model.cpu_threads, config.max_local_engines, place.engine, run.tensor_parallel, place.rank)
 
     def load_kernels(self, report: Report) -> None:
         load_kernels(report)
@@ -61,7 +61,7 @@ class CpuBackend:
         """Engines on the same cores share the memory of a file, unless flags say otherwise."""
         if place.weights_file is None or not config.model.share_weights:
             return OwnWeights()
-        group = find_share(config.most_engines, place.engine).group
+        group = find_share(config.max_local_engines, place.engine).group
         return WeightMemory(file_of_group(place.weights_file, group), identity)
 
     def make_factory(self, model: ModelParts, report: Report, main: RunnerFactory | None = None) -> CpuRunnerFactory:

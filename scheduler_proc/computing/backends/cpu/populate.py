@@ -63,7 +63,7 @@ class PagePopulation:
         lead_bytes = max(LEAD_BYTES, LEAD_SHARE * num_bytes)
         self._lead_pages = self._slice_pages * math.ceil(lead_bytes * num_pages / num_bytes / self._slice_pages)
         self.num_ready = 0
-        self._num_wanted = self._num_used = 0
+        self._num_requested = self._num_used = 0
         """The pages that the thread gets memory for."""
         self._num_due = 0
         """The pages that may get memory while steps run."""
@@ -89,17 +89,17 @@ class PagePopulation:
         if self._had_lead and self.is_short:
             self._lead_pages, self._had_lead = min(2 * self._lead_pages, self._num_pages), False
         whole_slices = self._num_used // self._slice_pages * self._slice_pages
-        self._num_wanted = min(whole_slices + self._lead_pages, self._num_pages)
+        self._num_requested = min(whole_slices + self._lead_pages, self._num_pages)
         if self.is_due:
             self.is_needed.set()
-        if self.wants_more and (self._thread is None or not self._thread.is_alive()):
+        if self.needs_more and (self._thread is None or not self._thread.is_alive()):
             self._thread = threading.Thread(target=_populate, args=(weakref.ref(self),), name="populate")
             self._thread.start()
 
     def run(self, report: Callable[[str, float | None], None]) -> None:
         """Gets all memory, as far as the system provides it."""
-        self._num_wanted = self._num_pages
-        while self.wants_more and self.ask():
+        self._num_requested = self._num_pages
+        while self.needs_more and self.ask():
             report(f"populating the {self._name}", self.num_ready / self._num_pages)
 
     def use(self, highest_page: int, max_new_pages: int) -> None:
@@ -108,14 +108,14 @@ class PagePopulation:
         Other memory is huge from its first use. Soon after the start the thread does it: the first step need not wait.
         """
         num_used = highest_page + 1
-        is_left_to_thread = self._num_wanted and num_used <= self._slice_pages
+        is_left_to_thread = self._num_requested and num_used <= self._slice_pages
         if self._is_file and self.num_ready < num_used and not is_left_to_thread:
             begin = max(self.num_ready, num_used - max_new_pages - self._slice_pages)
             for place in [self._find(tensor, begin, num_used) for tensor in self._tensors]:
                 if place[1]:
                     make_huge(*place)
             self.num_ready = max(self.num_ready, num_used)
-        if self._num_wanted or time.monotonic() >= self._retry_s:
+        if self._num_requested or time.monotonic() >= self._retry_s:
             self.start(num_used)
 
     def __enter__(self) -> None:
@@ -130,8 +130,8 @@ class PagePopulation:
         self._last_step_s = time.monotonic()
 
     @property
-    def wants_more(self) -> bool:
-        return self.num_ready < self._num_wanted
+    def needs_more(self) -> bool:
+        return self.num_ready < self._num_requested
 
     @property
     def is_short(self) -> bool:
@@ -166,11 +166,11 @@ class PagePopulation:
         if not self._num_tensors_ahead:
             self.num_ready = max(self.num_ready, end)
             self._num_due = max(0, self._num_due - self._slice_pages)
-            self._had_lead |= not self.wants_more
+            self._had_lead |= not self.needs_more
         return True
 
     def _give_up(self, why: str) -> bool:
-        self._num_wanted = 0
+        self._num_requested = 0
         level, self._has_warned = logging.DEBUG if self._has_warned else logging.WARNING, True
         log.log(level, "%s: %d of %d pages are populated: %s", self._name, self.num_ready, self._num_pages, why)
         return False
@@ -191,7 +191,7 @@ def _populate(owner: "weakref.ref[PagePopulation]") -> None:
     `std::terminate`.
     """
     lower_priority()
-    while threading.main_thread().is_alive() and (population := owner()) is not None and population.wants_more:
+    while threading.main_thread().is_alive() and (population := owner()) is not None and population.needs_more:
         if population.is_at_rest or population.is_due:
             population.ask()
         else:

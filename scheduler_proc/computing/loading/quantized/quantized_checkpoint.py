@@ -49,10 +49,10 @@ class QuantizedCheckpoint(Checkpoint):
         found = self._find(set(self._parts))
         self.forms = {name: weight.form for name, weight in found if isinstance(weight, LinearWeight) and weight.form}
 
-    def read(self, wanted: set[str]) -> Iterator[tuple[str, StoredTensor]]:
+    def read(self, requested: set[str]) -> Iterator[tuple[str, StoredTensor]]:
         """Yields the wanted tensors; those of quantized linears in float32 or in blocks. Raises `BootError`."""
         forms = Counter[str]()
-        for name, weight in self._find(wanted):
+        for name, weight in self._find(requested):
             if isinstance(weight, LinearWeight):
                 forms[f"blocks of {weight.form}" if weight.form else "values"] += 1
                 yield name, weight.read()
@@ -61,8 +61,8 @@ class QuantizedCheckpoint(Checkpoint):
         parts = ", ".join(f"{number} as {form}" for form, number in forms.items())
         log.info("%s: %d quantized weights are read, %s", self._name, forms.total(), parts or "none")
 
-    def _find(self, wanted: set[str]) -> Iterator[tuple[str, StoredTensor | LinearWeight]]:
-        weight_of = {part: name for name in wanted for part in self._parts.get(name, {name: WEIGHT})}
+    def _find(self, requested: set[str]) -> Iterator[tuple[str, StoredTensor | LinearWeight]]:
+        weight_of = {part: name for name in requested for part in self._parts.get(name, {name: WEIGHT})}
         found: dict[str, dict[str, Tensor]] = {}
         for part, tensor in self._checkpoint.read(set(weight_of)):
             name = weight_of[part]

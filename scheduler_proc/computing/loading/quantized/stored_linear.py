@@ -37,13 +37,13 @@ class StoredLinear:
         if tensor is None:
             raise BootError(f"the checkpoint lacks {self._name(ending)}, which its quantization_config implies")
         if tensor.dtype not in dtypes:
-            wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-            raise self.error(ending, f"expected {wanted}, got {str(tensor.dtype).removeprefix('torch.')}")
+            requested = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise self.error(ending, f"expected {requested}, got {str(tensor.dtype).removeprefix('torch.')}")
         if tuple(tensor.shape) not in shapes if shapes else tensor.dim() != num_dimensions:
-            wanted = " or ".join(str(list(shape)) for shape in shapes) or {2: "a matrix"}.get(
+            requested = " or ".join(str(list(shape)) for shape in shapes) or {2: "a matrix"}.get(
                 num_dimensions, f"{num_dimensions} dimensions"
             )
-            raise self.error(ending, f"expected {wanted}, got {list(tensor.shape)}")
+            raise self.error(ending, f"expected {requested}, got {list(tensor.shape)}")
         return tensor
 
     def scale(self, ending: str, dtypes: tuple[torch.dtype, ...], *shapes: tuple[int, ...]) -> Tensor:

@@ -25,7 +25,7 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 POPULATE_READ = 22
 """MADV_POPULATE_READ, of Linux 5.14."""
 
-MOST_MAPPED_BYTES = 64 << 20
+MAX_MAPPED_BYTES = 64 << 20
 """Pages of the file that have been read count as the process's memory until they are released, this many at a time.
 Who reads a larger tensor releases its parts."""
 
@@ -62,11 +62,11 @@ class GgufPart:
             stored = self._tensors[name]
             begin = stored.tensor.offset
             bytes_B = file_B[begin : begin + stored.tensor.num_bytes]
-            _advise(bytes_B[:MOST_MAPPED_BYTES], POPULATE_READ)
+            _advise(bytes_B[:MAX_MAPPED_BYTES], POPULATE_READ)
             yield name, _as_tensor(bytes_B, stored, release)
             read.append(bytes_B)
             num_bytes += stored.tensor.num_bytes
-            if num_bytes > MOST_MAPPED_BYTES:
+            if num_bytes > MAX_MAPPED_BYTES:
                 for each in read:
                     _advise(each, mmap.MADV_DONTNEED)
                 read.clear()

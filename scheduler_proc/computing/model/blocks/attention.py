@@ -109,9 +109,9 @@ def attend(
     num_tokens, num_decode = len(query_THD), step.num_decode_rows
     tiles = None if step.prefill_tiles is None else step.prefill_tiles[kind]
     rows = PrefillRows(step.prefill_page_tables, step.prefill_query_lens, step.prefill_context_lens, tiles)
-    wanted = step.head_tokens if is_narrow else None
+    requested = step.head_tokens if is_narrow else None
     if is_narrow and step.head_rows is not None:
-        query_THD, rows, wanted = query_THD[step.head_tokens], step.head_rows, None
+        query_THD, rows, requested = query_THD[step.head_tokens], step.head_rows, None
         num_tokens = len(query_THD)
         out_THD = out_THD[:num_tokens]
     if num_decode:
@@ -127,7 +127,7 @@ def attend(
         )
     if num_decode < num_tokens:
         paged_prefill(query_THD[num_decode:], cache, rows, options, out_THD[num_decode:])
-    return select_tokens(out_THD, wanted)
+    return select_tokens(out_THD, requested)
 
 
 def _norm_whole(heads_TA: Tensor, norms: HeadNorms, parallel: ParallelGroup) -> None:

@@ -25,10 +25,10 @@ class Block:
 
     def __call__(self, residual_TE: Tensor, rows: StepRows, room: Activations) -> Tensor:
         norms = self._norms
-        router_TE = norms["router_norm"](residual_TE, None, room.beside)
+        router_TE = norms["router_norm"](residual_TE, None, room.second_update)
         normed_TE = norms["experts_norm"](residual_TE, None, room.normed)
         update_TE = self._experts(normed_TE, rows, room, router_TE)
-        beside_TE = norms["experts_out_norm"](update_TE, None, room.beside)
+        experts_TE = norms["experts_out_norm"](update_TE, None, room.second_update)
         normed_TE = norms["dense_norm"](residual_TE, None, room.normed)
         update_TE = self._dense(normed_TE, rows, room)
-        return rescale(norms["dense_out_norm"](update_TE, None, update_TE), added_TE=beside_TE)
+        return rescale(norms["dense_out_norm"](update_TE, None, update_TE), added_TE=experts_TE)

@@ -133,8 +133,8 @@ class Layer:
         update_TE = first(normed_TE, layer_rows, memory[0])
         for mixer, own in zip(others, memory[1:], strict=True):
             rows, room, attended, narrow = layer_rows
-            narrow = narrow and (narrow[0], replace(narrow[1], update=narrow[1].beside))
-            own_rows = LayerRows(rows, replace(room, update=room.beside), attended, narrow)
+            narrow = narrow and (narrow[0], replace(narrow[1], update=narrow[1].second_update))
+            own_rows = LayerRows(rows, replace(room, update=room.second_update), attended, narrow)
             rescale(update_TE, added_TE=mixer(normed_TE, own_rows, own))
         return update_TE
 

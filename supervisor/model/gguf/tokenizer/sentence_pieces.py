@@ -6,7 +6,7 @@ from messages.errors import BootError
 from supervisor.model.gguf.tokenizer.parts import SPACE, Part, Parts, byte_pair_model, piece_decoder, replace, sequence
 from supervisor.model.gguf.tokenizer.vocabulary import PREFIX, TokenType, Vocabulary, refuse
 
-MOST_CHARS, MOST_MERGES = 1 << 28, 1 << 21
+MAX_CHARS, MAX_MERGES = 1 << 28, 1 << 21
 """The characters of pairs that are looked for, and the pairs that are found."""
 
 
@@ -40,7 +40,7 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     num_chars = 0
     for text, prefixes in _with_prefixes(pieces):
         num_chars += len(text) * len(prefixes)
-        if num_chars > MOST_CHARS or len(merges) > MOST_MERGES:
+        if num_chars > MAX_CHARS or len(merges) > MAX_MERGES:
             refuse("tokens", "have too many other tokens within them")
         for left in prefixes:
             right = text[len(left) :]

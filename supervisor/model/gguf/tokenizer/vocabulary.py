@@ -10,11 +10,11 @@ from typing import Any, NoReturn, cast
 
 from messages.errors import BootError, quoted
 
-MOST_TOKENS = 1 << 20
-MOST_TOKEN_CHARS = 1024
+MAX_TOKENS = 1 << 20
+MAX_TOKEN_CHARS = 1024
 """The longest tokens of real models are runs of some hundred spaces."""
 
-MOST_MERGE_CHARS = MOST_TOKEN_CHARS + 1
+MAX_MERGE_CHARS = MAX_TOKEN_CHARS + 1
 
 PREFIX = "tokenizer.ggml."
 ID_KEYS = {
@@ -109,7 +109,7 @@ class Vocabulary:
         for merge in _entries(self.metadata, "merges", None, str):
             split = merge.find(" ", 1)
             pair = merge[:split], merge[split + 1 :]
-            if len(merge) <= MOST_MERGE_CHARS and split > 0 and known.issuperset((*pair, "".join(pair))):
+            if len(merge) <= MAX_MERGE_CHARS and split > 0 and known.issuperset((*pair, "".join(pair))):
                 merges[pair] = None
             else:
                 num_other, other = num_other + 1, other or merge
@@ -151,12 +151,12 @@ def _texts(metadata: Mapping[str, Any]) -> list[str]:
     texts: list[str] = []
     first: dict[str, int] = {}
     entries = _entries(metadata, "tokens", None, str)
-    if len(entries) > MOST_TOKENS:
-        refuse("tokens", f"has {len(entries)} entries; the limit is {MOST_TOKENS}")
+    if len(entries) > MAX_TOKENS:
+        refuse("tokens", f"has {len(entries)} entries; the limit is {MAX_TOKENS}")
     for token_id, text in enumerate(entries):
         text = text or f"[EMPTY_{token_id}]"  # as llama.cpp names them
-        if len(text) > MOST_TOKEN_CHARS:
-            refuse("tokens", f"token {token_id} has {len(text)} characters; the limit is {MOST_TOKEN_CHARS}")
+        if len(text) > MAX_TOKEN_CHARS:
+            refuse("tokens", f"token {token_id} has {len(text)} characters; the limit is {MAX_TOKEN_CHARS}")
         if first.setdefault(text, token_id) != token_id:
             refuse("tokens", f"tokens {first[text]} and {token_id} are the same: {quoted(text)}")
         texts.append(text)

@@ -63,7 +63,7 @@ def test_any_role_passes_for_the_template_decides():
     assert rendered({"role": "function", "content": None, "name": "f"})[0]["content"] == ""
 
 
-def test_reasoning_is_given_to_templates_under_the_names_that_they_know():
+def test_reasoning_is_provided_to_templates_under_the_names_that_they_know():
     (message,) = rendered({"role": "assistant", "content": "So.", "reasoning": "hm"})
     assert message == {"role": "assistant", "content": "So.", "reasoning_content": "hm"}
     (message,) = rendered({"role": "assistant", "reasoning": "hm"})

@@ -38,7 +38,7 @@ def test_a_template_without_tools_has_the_generic_format(tmp_path: Path, caplog:
 
 def test_calls_and_results_become_texts():
     call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Zürich"}}}
-    given = [
+    provided = [
         ChatMessage(role="system", content="Be brief."),
         ChatMessage(role="user", content="hi"),
         ChatMessage(role="assistant", content="I look.", tool_calls=[call, {**call, "id": "c2"}]),
@@ -48,7 +48,7 @@ def test_calls_and_results_become_texts():
         ChatMessage(role="tool", tool_call_id="?", content="late"),
         ChatMessage(role="user", content="Thanks."),
     ]
-    written = write_tools(given, TOOLS)
+    written = write_tools(provided, TOOLS)
     assert [message.role for message in written] == ["system", "user", "assistant", "user", "assistant", "user"]
     assert written[0].text.startswith('Be brief.\n\nYou have these tools:\n{"name": "get_weather"')
     line = '{"name": "get_weather", "arguments": {"city": "Zürich"}}'
@@ -58,8 +58,8 @@ def test_calls_and_results_become_texts():
     )
     assert written[5].text == "The tool  answered:\nlate\n\nThanks."
     assert not any(message.tool_calls or message.tool_call_id for message in written)
-    assert write_tools(given[:2], []) == given[:2]
-    assert [message.role for message in write_tools(given[1:2], TOOLS)] == ["system", "user"]
+    assert write_tools(provided[:2], []) == provided[:2]
+    assert [message.role for message in write_tools(provided[1:2], TOOLS)] == ["system", "user"]
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

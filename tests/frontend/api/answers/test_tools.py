@@ -63,11 +63,11 @@ def stream(
 def test_fields_of_tools_that_are_not_known_go_to_the_template(reader: FrontendRun):
     """Agents send them; `return` is of `transformers`, whose templates read it."""
     own = {"strict": True, "return": {"type": "string"}, "defer_loading": False}
-    given = [{**tool(**own), "cache_control": {"type": "ephemeral"}, "defer_loading": True}]
-    call, message = send(reader, tools=given)
+    provided = [{**tool(**own), "cache_control": {"type": "ephemeral"}, "defer_loading": True}]
+    call, message = send(reader, tools=provided)
     with call:
         assert message.chat is not None
-        assert json.loads(message.chat.template_kwargs)["tools"] == given
+        assert json.loads(message.chat.template_kwargs)["tools"] == provided
         reader.send(final(message, "", finish_reason="stop"))
         call.json()
 
@@ -83,7 +83,7 @@ def test_the_template_gets_the_tools_and_the_text_keeps_its_marks(reader: Fronte
         call.json()
 
 
-def test_tools_that_shall_not_be_called_are_not_told(reader: FrontendRun):
+def test_tools_that_shall_not_be_called_are_not_reported(reader: FrontendRun):
     call, message = send(reader, tools=TOOLS, tool_choice="none")
     with call:
         assert message.chat is not None
@@ -183,7 +183,7 @@ CUT_ENDS = [{"finish_reason": "length"}, {"finish_reason": "stop", "stop_reason"
 
 
 @pytest.mark.parametrize("end", CUT_ENDS)
-def test_a_call_that_is_cut_is_shown_but_not_asked_for(reader: FrontendRun, end: dict[str, Any]):
+def test_a_call_that_is_cut_is_shown_but_not_requested(reader: FrontendRun, end: dict[str, Any]):
     text = '<tool_call>{"name": "now", "arguments": {"a'
     call, message = send(reader, tools=TOOLS)
     with call:
@@ -204,7 +204,7 @@ def test_a_call_that_is_cut_is_shown_but_not_asked_for(reader: FrontendRun, end:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_whose_arguments_are_whole_before_a_stop_string_is_asked_for(reader: FrontendRun, stream: bool):
+def test_a_call_whose_arguments_are_whole_before_a_stop_string_is_requested(reader: FrontendRun, stream: bool):
     call, message = send(reader, tools=TOOLS, stream=stream)
     with call:
         end = {"finish_reason": "stop", "stop_reason": "</tool_call>"}
@@ -213,7 +213,7 @@ def test_a_call_whose_arguments_are_whole_before_a_stop_string_is_asked_for(read
     assert choice["finish_reason"] == "tool_calls"
 
 
-def test_a_malformed_call_in_a_stream_is_not_asked_for(reader: FrontendRun):
+def test_a_malformed_call_in_a_stream_is_not_requested(reader: FrontendRun):
     text = '<tool_call>{"name": "now", "arguments": {"a": oops}}</tool_call>'
     assert answer(reader, text, tools=TOOLS)["message"]["content"] == text
     assert stream(reader, [text, ""], tools=TOOLS)[-1]["finish_reason"] == "stop"
@@ -377,9 +377,9 @@ def test_no_effort_turns_thinking_off(reader: FrontendRun, body: dict[str, Any],
     assert json.loads(message.chat.template_kwargs) == kwargs
 
 
-@pytest.mark.parametrize(("given", "budget"), [(0, 0), (7, 7), (-1, None), (None, None)])
-def test_a_thought_may_have_a_budget(reader: FrontendRun, given: int | None, budget: int | None):
-    message, _ = grammar_of(reader, thinking_token_budget=given)
+@pytest.mark.parametrize(("provided", "budget"), [(0, 0), (7, 7), (-1, None), (None, None)])
+def test_a_thought_may_have_a_budget(reader: FrontendRun, provided: int | None, budget: int | None):
+    message, _ = grammar_of(reader, thinking_token_budget=provided)
     assert message.chat is not None
     assert message.chat.thought is not None
     assert message.chat.thought.budget == budget
@@ -413,7 +413,7 @@ def test_a_call_that_must_be_made_is_a_grammar(
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
-def test_of_allowed_tools_the_model_is_told_alone(mode: str):
+def test_of_allowed_tools_the_model_is_notified_alone(mode: str):
     choice = read_choice(allowed(mode, "now"))
     use = choose_tools(check_tools(TOOLS), choice, HERMES, allows_several=True)
     assert (use.listed, [*use.schemas]) == (TOOLS[1:], ["now"])

@@ -4,11 +4,11 @@ from frontend.api.answers.turns import Turns
 
 def test_pieces_of_one_role_are_one_message():
     turns = Turns()
-    turns.say("developer", "")
-    turns.say("system", "Be short.")
-    turns.say("user", "a")
-    turns.say("user", "")
-    turns.say("user", "b")
+    turns.show("developer", "")
+    turns.show("system", "Be short.")
+    turns.show("user", "a")
+    turns.show("user", "")
+    turns.show("user", "b")
     turns.think("so")
     turns.call("1", "f", "{}")
     turns.call("2", "g", {"x": 1})
@@ -32,6 +32,6 @@ def test_many_pieces_are_joined_once():
     turns = Turns()
     for number in range(200_000):
         turns.call(str(number), "f", "{}")
-        turns.say("assistant", "x" * 50)
+        turns.show("assistant", "x" * 50)
     (message,) = turns.messages
     assert len(message.tool_calls or ()) == 200_000

@@ -15,8 +15,8 @@ SEARCH: dict[str, Any] = {"type": "search_result", "source": "https://a.example"
 PLAIN: dict[str, Any] = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "a"}}
 
 
-def blocks(*given: dict[str, Any]) -> Content:
-    return msgspec.convert(given, Content)
+def blocks(*provided: dict[str, Any]) -> Content:
+    return msgspec.convert(provided, Content)
 
 
 @pytest.mark.parametrize(

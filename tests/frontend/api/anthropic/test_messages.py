@@ -131,7 +131,7 @@ def test_the_id_of_the_request_is_where_clients_of_this_api_look_for_it(reader: 
     assert "request-id" not in reader.client.get("/version").headers
 
 
-def test_a_client_that_would_have_its_conversation_kept_is_told_to_send_it(reader: FrontendRun):
+def test_a_client_that_would_have_its_conversation_kept_is_notified_to_send_it(reader: FrontendRun):
     """Its second request has only a tool result; an answer to that alone would make no sense."""
     for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
         refused = reader.client.post(PATH, json={"max_tokens": 9, "messages": [USER], "thread": thread})
@@ -192,7 +192,7 @@ def test_what_claude_code_sends_is_a_chat(reader: FrontendRun):
         assert named_events(call)[-1]["type"] == "message_stop"
 
 
-def test_who_does_not_ask_for_thinking_gets_none_and_a_last_message_of_the_assistant_goes_on(reader: FrontendRun):
+def test_who_does_not_ask_for_thinking_gets_none_and_a_last_message_of_the_assistant_continues(reader: FrontendRun):
     call, message = send(reader, messages=[USER, {"role": "assistant", "content": "The answer is"}])
     with call:
         assert message.chat is not None
@@ -246,7 +246,7 @@ def test_a_call_that_is_cut_is_not_to_be_run(reader: FrontendRun, end: dict[str,
     assert "".join(event["delta"]["partial_json"] for event in events if "delta" in event) == '{"city": "Ro'
 
 
-def test_a_thought_has_the_budget_that_is_asked_for(reader: FrontendRun):
+def test_a_thought_has_the_budget_that_is_requested(reader: FrontendRun):
     for thinking, budget in (
         ({"type": "enabled", "budget_tokens": 1024}, 1024),
         ({"type": "enabled"}, None),

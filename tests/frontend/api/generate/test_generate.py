@@ -353,8 +353,8 @@ def test_request_ids(server: FrontendRun):
     assert returned_id({"X-Request-Id": "abc-1.2"}, {}) == "abc-1.2"
     assert returned_id({"X-Request-Id": "abc"}, {"request_id": "mine"}) == "mine"
     for insane in ("a b", "x" * 129, 'a"b', "é"):
-        given = returned_id({"X-Request-Id": insane}, {})
-        assert given not in (None, "", insane)
+        provided = returned_id({"X-Request-Id": insane}, {})
+        assert provided not in (None, "", insane)
     assert returned_id({}, {}) != returned_id({}, {})
     refused = server.post_raw("/generate", b"{", {"X-Request-Id": "seen"})
     assert refused.headers["x-request-id"] == "seen"
@@ -395,7 +395,7 @@ def test_prompts_are_not_in_the_log(server: FrontendRun):
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
-def test_what_is_ignored_is_told_at_the_end(server: FrontendRun, is_streamed: bool):
+def test_what_is_ignored_is_notified_at_the_end(server: FrontendRun, is_streamed: bool):
     body = {"models": ["a"], "timeout": 5, "max_new_tokens": 7, "repeat_penalty": 1.5, "stream": is_streamed}
     with server.call(body) as call:
         message = server.take_request()

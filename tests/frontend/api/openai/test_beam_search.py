@@ -169,7 +169,7 @@ def test_the_error_of_one_part_is_that_of_the_request(server: FrontendRun):
         server.send(final(second, finish_reason="abort"))
 
 
-def test_it_goes_on_after_a_process_has_died():
+def test_it_continues_after_a_process_has_died():
     """It may die at the end, when the beams are known but their texts are not."""
     with FrontendRun() as server, open_search(server, length_penalty=3) as call:
         play(server, 1)
@@ -257,7 +257,7 @@ def test_what_cannot_be_with_it(server: FrontendRun, name: str, value: Any):
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
 
 
-def test_num_beams_may_say_what_n_says(server: FrontendRun):
+def test_num_beams_may_report_what_n_reports(server: FrontendRun):
     with open_search(server, num_beams=2, length_penalty=3) as call:
         play(server, 1, 2, 2, 2)
         assert len(call.json()["choices"]) == 2

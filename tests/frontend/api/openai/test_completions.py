@@ -95,7 +95,7 @@ def test_prompts_without_a_seed_have_different_ones(server: FrontendRun):
         call.json()
 
 
-def test_the_flag_says_how_many_choices_a_prompt_may_have():
+def test_the_flag_reports_how_many_choices_a_prompt_may_have():
     config = make_config(scheduling=SchedulingConfig(max_n_sequences=2))
     with FrontendRun(config) as run:
         assert "n must be at most 2, got 3" in refused(run, {"n": 3})["message"]
@@ -259,7 +259,7 @@ def test_prompt_logprobs_alone(server: FrontendRun):
     assert reply["usage"]["total_tokens"] == 2
 
 
-def test_echo_of_a_text_is_the_text_and_asks_for_nothing(server: FrontendRun):
+def test_echo_of_a_text_is_the_text_and_requests_nothing(server: FrontendRun):
     call, (message,) = send(server, prompt="as it  was", echo=True, stream=True)
     with call:
         assert not message.sampling_params.echo
@@ -334,7 +334,7 @@ def test_a_client_that_leaves_ends_all_choices(server: FrontendRun, stream: bool
     server.send(step(finals=(final(messages[0], finish_reason="abort"), final(messages[2], finish_reason="abort"))))
 
 
-def test_choices_go_on_after_a_restart():
+def test_choices_continue_after_a_restart():
     with FrontendRun() as server:
         call, (first, second) = send(server, 2, n=2, logprobs=0, seed=3)
         with call:

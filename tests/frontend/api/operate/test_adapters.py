@@ -175,7 +175,7 @@ def test_a_load_is_not_counted_as_a_request_and_adapters_have_metrics(run: Front
     assert "sluice_lora_slots_in_use" in text
 
 
-def test_without_the_flags_the_reason_is_given():
+def test_without_the_flags_the_reason_is_provided():
     with FrontendRun(make_config(HttpConfig(port=0, admin_key=(ADMIN_KEY,))), headers=OPERATOR) as run:
         for path in ("load", "unload"):
             status, text = refuse(run, {"lora_name": "x", "lora_path": "/x"}, f"/v1/{path}_lora_adapter")

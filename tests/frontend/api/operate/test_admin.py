@@ -58,7 +58,7 @@ def restart(run: FrontendRun, process: str, *results: Result, query: str = "") -
     return answer(run, *results), call
 
 
-def test_the_list_of_processes_is_what_the_launcher_says(run: FrontendRun):
+def test_the_list_of_processes_is_what_the_launcher_reports(run: FrontendRun):
     call = run.call(path="/admin/processes", method="GET", headers=AUTHORIZED)
     assert answer(run, ProcessList((INFO,))).command == ListProcesses()
     assert call.json()["processes"][0]["cpu_percent"] == 1.5
@@ -108,7 +108,7 @@ def test_only_who_has_the_key_on_this_machine_gives_commands(run: FrontendRun, m
 
 
 @pytest.mark.parametrize(("method", "path"), ENDPOINTS)
-def test_without_a_key_nobody_gives_commands_over_http(server: FrontendRun, method: str, path: str):
+def test_without_a_key_no_one_gives_commands_over_http(server: FrontendRun, method: str, path: str):
     refused = server.client.request(method, path)
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "no_admin_key")
     assert "launch.py" in refused.json()["error"]["message"]

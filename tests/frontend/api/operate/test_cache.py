@@ -8,7 +8,7 @@ from messages.ring.requests import FlushCache
 from tests.frontend.frontend_run import Asked, FrontendRun, table
 
 
-def test_a_flush_tells_how_many_pages_are_free_again(server: FrontendRun):
+def test_a_flush_reports_how_many_pages_are_free_again(server: FrontendRun):
     asked = Asked(lambda: server.client.post("/flush_cache"))
     command = server.take(FlushCache)
     assert not command.is_forced

@@ -152,7 +152,7 @@ def test_a_bad_limit_is_refused(run: FrontendRun, limit: str):
     assert run.client.get(f"/cache/tree?limit={limit}").status_code == 400
 
 
-def test_clients_are_not_told(run: FrontendRun):
+def test_clients_are_not_reported(run: FrontendRun):
     """The answer may hold tokens of others."""
     for method, path in (("POST", "/cache/explain"), ("GET", "/cache/tree")):
         assert run.client.request(method, path, headers={"Authorization": "Bearer nobody"}).status_code == 401

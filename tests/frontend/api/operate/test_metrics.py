@@ -104,7 +104,7 @@ def test_what_clients_and_the_door_do_is_counted():
         assert seen("vllm:request_success_total", finished_reason="abort") == 1
 
 
-def test_what_auto_has_become_is_told_by_the_info():
+def test_what_auto_has_become_is_notified_by_the_info():
     placement = {"device": "cuda:0", "dtype": "bfloat16", "kv_cache_dtype": "float8_e4m3fn"}
     with FrontendRun() as run:
         run.show(with_scheduler(table(), placement=placement))
@@ -177,7 +177,7 @@ def test_a_process_is_shown_with_what_it_costs():
 
 
 @pytest.mark.parametrize("escaping", ["", ";escaping=allow-utf-8", ";escaping=underscores"])  # Prometheus 2 and 3
-def test_open_metrics_where_they_are_asked_for(server: FrontendRun, escaping: str):
+def test_open_metrics_where_they_are_requested(server: FrontendRun, escaping: str):
     accepted = f"application/openmetrics-text;version=1.0.0{escaping},text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
     response = server.client.get("/metrics", headers={"Accept": accepted})
     assert response.headers["content-type"].startswith("application/openmetrics-text")

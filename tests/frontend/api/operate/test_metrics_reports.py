@@ -17,7 +17,7 @@ class Counts(Collector):
         yield HistogramMetricFamily("seconds", "Time.", buckets=[("1.0", self._value), ("+Inf", 9.0)], sum_value=2.5)
 
 
-def test_the_samples_of_each_worker_stand_beside_each_other_in_one_family():
+def test_the_samples_of_each_worker_stand_next_to_each_other_in_one_family():
     reports = {name: make_report([Counts(value)]) for name, value in (("frontend", 3.0), ("frontend-2", 4.0))}
     registry = CollectorRegistry(auto_describe=False)
 

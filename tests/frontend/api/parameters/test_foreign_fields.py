@@ -59,13 +59,13 @@ def test_what_the_answer_must_be_like_counts_also_in_a_wrapper(server: FrontendR
         assert message.sampling_params.grammar is not None
         assert message.sampling_params.grammar.text == text
         assert message.sampling_params.temperature == 1.0
-    for given, param in (
+    for provided, param in (
         ({wrapper: {"structural_tag": "{}"}}, "structural_tag"),
         ({wrapper: {"guided_regex": "a"}, "guided_regex": "b"}, "guided_regex"),
         ({"extra_body": {"guided_regex": "a"}, "sampling_params": {"guided_regex": "b"}}, "guided_regex"),
         ({wrapper: {"structured_outputs": {}}}, "structured_outputs"),
     ):
-        reply = server.client.post(path, json={**good(path), **given})
+        reply = server.client.post(path, json={**good(path), **provided})
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
     asked = server.ask(path, {**good(path), wrapper: {"guided_regex": "a"}, "guided_regex": "a"})
     server.send(final(server.take_request()))

@@ -22,7 +22,7 @@ def read(text: str) -> Grammar | None:
         '{"response_format": {"type": "text"}}',
     ],
 )
-def test_nothing_asked_for(text: str) -> None:
+def test_nothing_requested(text: str) -> None:
     assert read(text) is None
 
 

@@ -141,11 +141,11 @@ def test_the_page_has_every_parameter_with_what_it_takes_and_its_default():
         assert takes == next(part.description for part in get_args(hints[name]) if isinstance(part, Meta))
         if default.startswith("`") and not default.startswith("`--"):
             others = {"dry_multiplier": 1} if name.startswith("dry_") and name != "dry_multiplier" else {}
-            given = {**others, name: json.loads(default.strip("`*"))}
-            assert decode(json.dumps(given)) == decode(json.dumps(others)), name
+            provided = {**others, name: json.loads(default.strip("`*"))}
+            assert decode(json.dumps(provided)) == decode(json.dumps(others)), name
 
 
-def test_ids_and_words_that_are_given_again_are_no_more_work():
+def test_ids_and_words_that_are_provided_again_are_no_more_work():
     params = decode(
         """{"allowed_token_ids": [7, 3, 7, 7, 3], "stop_token_ids": [5, 5, 2, 5], "bad_words": ["b", "a", "b"],
         "logit_bias": [[4, false], [4, false]]}"""

@@ -117,7 +117,7 @@ def test_a_whole_response(reader: FrontendRun):
     assert 0 < usage["output_tokens_details"]["reasoning_tokens"] < 9
 
 
-def test_a_stream_tells_of_each_item_in_order_and_ends_with_what_the_whole_response_would_be(reader: FrontendRun):
+def test_a_stream_reports_of_each_item_in_order_and_ends_with_what_the_whole_response_would_be(reader: FrontendRun):
     call, message = send(reader, stream=True, tools=[TOOL])
     with call:
         play(reader, message)
@@ -230,9 +230,9 @@ def test_what_codex_sends_is_a_chat_and_its_reasoning_comes_back(reader: Fronten
 def test_the_format_of_the_text_is_a_grammar(reader: FrontendRun, text: Any, kind: str, grammar: str):
     call, message = send(reader, text=text)
     with call:
-        wanted = message.sampling_params.grammar
-        assert wanted is not None
-        assert (wanted.kind, wanted.text, wanted.param) == (kind, grammar, "text.format")
+        expected = message.sampling_params.grammar
+        assert expected is not None
+        assert (expected.kind, expected.text, expected.param) == (kind, grammar, "text.format")
         play(reader, message, '"a"')
         assert call.json()["text"]["format"]["type"] == text["format"]["type"]
 
@@ -261,7 +261,7 @@ def test_logprobs_are_those_of_the_text(server: FrontendRun):
     assert whole[0]["top_logprobs"][0]["token"] == "b"
 
 
-def test_a_response_goes_on_from_a_stored_one_and_can_be_shown_listed_and_deleted(reader: FrontendRun):
+def test_a_response_continues_from_a_stored_one_and_can_be_shown_listed_and_deleted(reader: FrontendRun):
     first = ask(reader, TEXT, input="How is it?", tools=[TOOL], instructions="Be brief.")
     call_id = first["output"][2]["call_id"]
     result = {"type": "function_call_output", "call_id": call_id, "output": "21"}
@@ -309,18 +309,18 @@ def test_items_are_named_by_their_ids(reader: FrontendRun):
         assert f"input[1]: no stored response that has ended contains '{item_id}'" in error["message"]
 
 
-def test_the_model_is_told_of_allowed_tools_alone(reader: FrontendRun):
+def test_the_model_is_notified_of_allowed_tools_alone(reader: FrontendRun):
     names = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "now"}]}
     call, message = send(reader, tools=[TOOL, {**TOOL, "name": "now"}], tool_choice=names)
     with call:
         assert message.chat is not None
-        (told,) = json.loads(message.chat.template_kwargs)["tools"]
-        assert told["function"]["name"] == "now"
+        (reported,) = json.loads(message.chat.template_kwargs)["tools"]
+        assert reported["function"]["name"] == "now"
         play(reader, message, "Noon.")
         assert call.json()["tool_choice"] == names
 
 
-def test_one_in_the_background_goes_on_without_its_client(reader: FrontendRun):
+def test_one_in_the_background_continues_without_its_client(reader: FrontendRun):
     call, message = send(reader, background=True)
     with call:
         begun = call.json()

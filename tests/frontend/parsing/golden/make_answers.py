@@ -85,10 +85,10 @@ def make_entry(source: str) -> dict[str, Any]:
 def _answer(templates: ChatTemplates, message: dict[str, Any]) -> list[str]:
     """Returns the end of the prompt, and the answer."""
     has_thought = "reasoning" in message
-    given = {"tools": TOOLS, "enable_thinking": has_thought, "thinking": has_thought}
+    provided = {"tools": TOOLS, "enable_thinking": has_thought, "thinking": has_thought}
 
     def render(*messages: dict[str, Any], is_prompt: bool) -> str:
-        variables = json.dumps(given).encode()
+        variables = json.dumps(provided).encode()
         return templates.render(ChatPrompt(json.dumps(messages).encode(), is_prompt, template_kwargs=variables))
 
     user = {"role": "user", "content": "Hi"}

@@ -36,7 +36,7 @@ def test_the_first_available_backend_is_the_default(monkeypatch: pytest.MonkeyPa
     assert isinstance(find_backend(ModelConfig(device="cuda")), CudaBackend)
 
 
-def test_nothing_asks_for_the_kind_of_a_device() -> None:
+def test_nothing_requests_the_kind_of_a_device() -> None:
     files = [path for path in SCHEDULER.rglob("*.py") if "backends" not in path.parts]
     assert len(files) > 50
     assert not [str(path) for path in files if QUESTION.search(path.read_text(encoding="utf-8"))]

@@ -132,7 +132,7 @@ def test_damaged_pages_are_computed_again(model_dir: Path, path: Path):
     assert second.gauges["recomputed_tokens"] > PAGE_SIZE
 
 
-def test_a_cache_of_other_flags_is_given_back(model_dir: Path, path: Path):
+def test_a_cache_of_other_flags_is_provided_back(model_dir: Path, path: Path):
     Served(configure(model_dir), path, [], 3)
     wait_until_free(path)
     other = Served(configure(model_dir, num_pages=NUM_PAGES + 1), path, [1, 2, 3], 3)

@@ -182,7 +182,7 @@ def test_a_cache_larger_than_the_free_memory_is_warned_of(model_dir: Path, caplo
     assert "more than is free" in caplog.text
 
 
-def test_memory_that_is_not_given_is_a_clear_error(model: ModelDescription) -> None:
+def test_memory_that_is_not_provided_is_a_clear_error(model: ModelDescription) -> None:
     with pytest.raises(BootError, match=r"which cpu does not give: .*--kv-cache-memory-gb"):
         allocate_cache(model, 1 << 42, 16, CPU)
 

@@ -18,7 +18,7 @@ from scheduler_proc.computing.hf_config import read_hf_config
 from scheduler_proc.computing.loading import weights
 from scheduler_proc.computing.loading.checkpoint import open_checkpoint
 from scheduler_proc.computing.loading.sources import gguf_part
-from scheduler_proc.computing.loading.weights import find_segments, load_weights, most_bytes
+from scheduler_proc.computing.loading.weights import find_segments, load_weights, max_bytes
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.sharding import Shard
@@ -141,7 +141,7 @@ def test_what_is_packed_is_no_longer_memory_of_the_process(tmp_path: Path, monke
 
     whole = load(model.path, placement)
     monkeypatch.setattr(weights, "BYTES_AT_ONCE", 1 << 20)
-    monkeypatch.setattr(gguf_part, "MOST_MAPPED_BYTES", 2 << 20)
+    monkeypatch.setattr(gguf_part, "MAX_MAPPED_BYTES", 2 << 20)
     monkeypatch.setattr(gguf_part, "_release", measure_and_release)
     before = mapped_file_bytes()
     assert_same(load(model.path, placement), whole)
@@ -167,7 +167,7 @@ def test_parts_in_several_forms_are_one_weight(tmp_path: Path) -> None:
     segments = find_segments(shard, family, open_checkpoint(model.path, "auto"))
     loaded = load(model.path, placement)
     assert segments is not None
-    assert sum(weight.stored.nbytes for weight in loaded.values()) <= most_bytes(shard, placement, segments)
+    assert sum(weight.stored.nbytes for weight in loaded.values()) <= max_bytes(shard, placement, segments)
     found = {name: weight.blocks.segments for name, weight in loaded.items() if isinstance(weight, PackedBlocksWeight)}
     assert found["layers.0.qkv.weight"] == (("Q4_K", 384), ("Q6_K", 128))
     assert found["layers.0.mlp_in.weight"] == (("Q5_0", 512), ("MXFP4", 512))

@@ -35,14 +35,14 @@ def model_dir(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def load(path: Path, placement: Placement = INT4, is_wanted: bool = True) -> tuple[Weights, set[str]]:
+def load(path: Path, placement: Placement = INT4, is_requested: bool = True) -> tuple[Weights, set[str]]:
     """Returns the weights and the phases that were reported."""
     hf_config = read_hf_config(path)
     family = find_family(hf_config)
     config, checkpoint = family.describe(hf_config, 96), open_checkpoint(path, "auto")
     reports: set[str] = set()
     shard = Shard(config)
-    weights = load_through_cache(shard, family, checkpoint, placement, lambda text, _: reports.add(text), is_wanted)
+    weights = load_through_cache(shard, family, checkpoint, placement, lambda text, _: reports.add(text), is_requested)
     return weights, reports
 
 
@@ -71,7 +71,7 @@ MADE, READ = "loading weights", "reading the quantized weights"
 
 
 def test_the_second_start_reads_what_the_first_left(model_dir: Path, cache: Path) -> None:
-    expected, reports = load(model_dir, is_wanted=False)
+    expected, reports = load(model_dir, is_requested=False)
     assert reports == {MADE}
     assert not cache.exists()
     made, reports = load(model_dir)

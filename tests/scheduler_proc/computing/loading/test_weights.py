@@ -247,7 +247,7 @@ def test_a_wrong_index_is_named(tmp_path: Path, index: str, complaint: str) -> N
         load(tmp_path)
 
 
-def test_a_directory_without_weights_says_what_was_looked_for(tmp_path: Path) -> None:
+def test_a_directory_without_weights_reports_what_was_looked_for(tmp_path: Path) -> None:
     build_checkpoint(tmp_path, "gpt2")
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(BootError) as caught:

@@ -91,7 +91,7 @@ def test_the_first_checkpoints_of_phi_3_call_longrope_otherwise(first: dict[str,
     assert torch.equal(found.cosines, expected.cosines)
 
 
-def test_a_context_beyond_the_original_has_the_factors_of_long_ones_and_says_so(
+def test_a_context_beyond_the_original_has_the_factors_of_long_ones_and_reports_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     fields = {"original_max_position_embeddings": 4096, "partial_rotary_factor": 0.75}

@@ -71,13 +71,13 @@ def test_every_row_is_processed_as_in_plain_python(rows: list[RowProcessing], se
     copy = torch.empty_like(logits)
     copy[torch.from_numpy(places)] = logits
     sources, last_tokens = np.full(len(rows), -1, np.int32), torch.full((len(rows) + 2,), -1, dtype=torch.int32)
-    told = list(rows)
+    reported = list(rows)
     for index, row in enumerate(rows):
         if row.history and data.draw(st.booleans()):
             sources[index] = len(rows) - index
             last_tokens[len(rows) - index] = row.history[-1]
-            told[index] = dataclasses.replace(row, history=(*row.history[:-1], 0))
-    processing = plan_logits_processing(told, 40)
+            reported[index] = dataclasses.replace(row, history=(*row.history[:-1], 0))
+    processing = plan_logits_processing(reported, 40)
     if processing is not None:
         columns = copy_columns(expand_logits_processing(processing, places, sources, copy.shape[1]))
         fill_histories(columns, last_tokens)
@@ -212,10 +212,10 @@ def test_processing_without_effect_change_nothing() -> None:
 def test_a_row_whose_tokens_are_all_banned_has_no_token_and_the_others_keep_theirs(banned: RowProcessing) -> None:
     rows, params = mixed_rows()
     logits = torch.randn(len(rows), VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
-    wanted = chosen(logits, rows, params)
+    target = chosen(logits, rows, params)
     for index in range(6):
         changed = [*rows[:index], banned, *rows[index + 1 :]]
-        assert chosen(logits, changed, params) == [*wanted[:index], -1, *wanted[index + 1 :]]
+        assert chosen(logits, changed, params) == [*target[:index], -1, *target[index + 1 :]]
 
 
 @pytest.mark.parametrize("bad", [math.nan, INF, -INF])
@@ -223,11 +223,11 @@ def test_a_processed_row_that_is_not_finite_has_no_token(bad: float) -> None:
     """Even if processing removes the token that is not finite: the model's output cannot be trusted."""
     rows, params = mixed_rows()
     logits = torch.randn(len(rows), VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
-    wanted = chosen(logits, rows, params)
+    target = chosen(logits, rows, params)
     for index in range(len(rows)):
         poisoned = logits.clone()
         poisoned[index, 2] = bad
-        assert chosen(poisoned, rows, params) == [*wanted[:index], -1, *wanted[index + 1 :]]
+        assert chosen(poisoned, rows, params) == [*target[:index], -1, *target[index + 1 :]]
 
 
 def test_a_penalty_that_makes_a_logit_infinite_leaves_the_row_without_a_token() -> None:

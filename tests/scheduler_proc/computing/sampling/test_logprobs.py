@@ -173,13 +173,13 @@ def test_a_row_without_a_token_keeps_its_place(loaded: Loaded, asking: list[bool
     processing = plan_logits_processing([RowProcessing(allowed_ids=()), RowProcessing(), RowProcessing()], VOCAB_SIZE)
     output = loaded.runner.run(msgspec.structs.replace(batch, logits_processing=processing))
     assert list(unpack_int32(output.next_tokens)) == [-1, *unpack_int32(sound.next_tokens)[1:]]
-    entries, wanted = entries_of(output.logprobs), entries_of(sound.logprobs)
-    assert len(entries) == len(wanted) == sum(asking)
-    assert entries[asking[0] :] == wanted[asking[0] :]
+    entries, expected = entries_of(output.logprobs), entries_of(sound.logprobs)
+    assert len(entries) == len(expected) == sum(asking)
+    assert entries[asking[0] :] == expected[asking[0] :]
     if asking[0]:
         assert entries[0].token_id == -1
         assert math.isnan(entries[0].logprob)
-        assert entries[0].top_ids == wanted[0].top_ids
+        assert entries[0].top_ids == expected[0].top_ids
 
 
 def test_a_prompt_that_is_not_finite_fails_alone(tmp_path: Path) -> None:
@@ -201,9 +201,9 @@ def test_a_prompt_that_is_not_finite_fails_alone(tmp_path: Path) -> None:
     assert tokens[1] == -1
     assert tokens[::2] == list(unpack_int32(sound.next_tokens))[::2]
     assert entries_of(output.logprobs)[::2] == entries_of(sound.logprobs)[::2]
-    found, wanted = entries_of(output.prompt_logprobs), entries_of(sound.prompt_logprobs)
-    assert len(found) == len(wanted) == 27
-    assert found[:9] + found[18:] == wanted[:9] + wanted[18:]
+    found, expected = entries_of(output.prompt_logprobs), entries_of(sound.prompt_logprobs)
+    assert len(found) == len(expected) == 27
+    assert found[:9] + found[18:] == expected[:9] + expected[18:]
     assert all(math.isnan(entry.logprob) for entry in found[13:18])
 
 
@@ -222,14 +222,14 @@ def test_the_logits_of_a_prompt_are_never_there_all_at_once(loaded: Loaded, monk
     assert num_rows == [1, 5, 5, 5, 5, 2]
 
 
-def test_a_step_that_wants_none_returns_none(loaded: Loaded) -> None:
+def test_a_step_that_requests_none_returns_none(loaded: Loaded) -> None:
     rows = make_rows([GREEDY] * 2, [5, 6])
     batch = plan_batch(0, [(row, len(row.ids)) for row in rows], PAGE_SIZE)
     output = loaded.runner.run(batch)
     assert output.logprobs is None
     assert output.prompt_logprobs is None
-    none_wanted = msgspec.structs.replace(batch, num_logprobs=pack_int32([-1, -1]))
-    assert loaded.runner.run(none_wanted) == output
+    none_requested = msgspec.structs.replace(batch, num_logprobs=pack_int32([-1, -1]))
+    assert loaded.runner.run(none_requested) == output
 
 
 def test_a_step_with_prompt_logprobs_that_samples_nothing(loaded: Loaded) -> None:

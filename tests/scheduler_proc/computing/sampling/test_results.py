@@ -72,7 +72,7 @@ def test_each_field_gets_what_was_computed_for_it(num_logprobs: bytes, has_promp
             assert len(unpack_float32(columns.top_logprobs)) == num_top * len(unpack_float32(columns.logprobs))
 
 
-def test_tokens_do_not_depend_on_what_else_is_wanted() -> None:
+def test_tokens_do_not_depend_on_what_else_is_requested() -> None:
     plain, rich = (read_result(1, made, compute(made)) for made in (plan(), plan(pack_int32([2, 2, 2]), True)))
     assert plain.next_tokens == rich.next_tokens
 
@@ -84,7 +84,7 @@ def test_tokens_that_the_host_has_are_the_result_of_plain_rows() -> None:
     assert list(unpack_int32(read_result(1, GREEDY, result).next_tokens)) == [3, -1, 2]
 
 
-def test_known_tokens_stay_as_they_are_where_more_is_wanted() -> None:
+def test_known_tokens_stay_as_they_are_where_more_is_requested() -> None:
     """They lie in memory that a capture writes."""
     batch: Batch = make_batch(ROWS[:1] * 3, range(3))
     made = plan_sampling(msgspec.structs.replace(batch, num_logprobs=pack_int32([0, -1, 0])), VOCAB_SIZE)

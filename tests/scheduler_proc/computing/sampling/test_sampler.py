@@ -43,11 +43,11 @@ def chi_square_p_value(tokens: Tensor, probabilities: Tensor) -> float:
     assert counts[expected == 0].sum() == 0
     is_rare = expected < 5
     cells = np.append(counts[~is_rare], counts[is_rare].sum())
-    wanted = np.append(expected[~is_rare], expected[is_rare].sum())
-    possible = wanted > 0
+    target = np.append(expected[~is_rare], expected[is_rare].sum())
+    possible = target > 0
     if possible.sum() == 1:
         return 1.0
-    return scipy.stats.chisquare(cells[possible], wanted[possible] * len(tokens) / wanted[possible].sum()).pvalue
+    return scipy.stats.chisquare(cells[possible], target[possible] * len(tokens) / target[possible].sum()).pvalue
 
 
 @pytest.mark.parametrize("varied", ["seeds", "positions"])
@@ -137,10 +137,10 @@ def test_a_row_that_is_not_finite_has_no_token_and_the_others_keep_theirs(bad: f
     params = mixed_params()
     logits = torch.randn(len(params), VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
     batch = make_batch(params, [9] * len(params))
-    wanted = choose(logits, batch).tolist()
+    target = choose(logits, batch).tolist()
     logits[bad_row, 11] = bad
-    wanted[bad_row] = -1
-    assert choose(logits, batch).tolist() == wanted
+    target[bad_row] = -1
+    assert choose(logits, batch).tolist() == target
 
 
 def test_a_token_far_less_likely_than_a_float32_step_below_one_is_still_drawn() -> None:

@@ -158,7 +158,7 @@ def test_a_gpu_has_the_hosts_memory_and_then_the_disk(
     assert gauges["disk_hit_pages" if has_disk else "host_hit_pages"] > 0
 
 
-def test_what_cannot_be_had_is_told(model_dir: Path, tmp_path: Path):
+def test_what_cannot_be_had_is_notified(model_dir: Path, tmp_path: Path):
     with pytest.raises(BootError, match=r"--kv-offload-gb: on a CPU .* raise --kv-cache-memory-gb instead"):
         load_runner(make_config(model_dir, kv_offload_gb=1.0), lambda text, fraction: None)
     (tmp_path / "file").touch()

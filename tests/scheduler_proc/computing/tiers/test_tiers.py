@@ -120,7 +120,7 @@ def fill(tier: Tier, numbers: Sequence[int]) -> None:
         placed = tier.place(digest(number))
         assert placed is not None
         tier.write(placed[0], [digest(number)], [memoryview(page_of(number))])
-        tier.note_written(placed[0], digest(number), None)
+        tier.record_written(placed[0], digest(number), None)
 
 
 def numbers_in(tier: Tier) -> list[int]:
@@ -202,7 +202,7 @@ def test_damage_anywhere_costs_pages_alone(tmp_path: Path, name: str):
         damaged.close()
 
 
-def test_files_of_another_identity_are_emptied_which_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_files_of_another_identity_are_emptied_which_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     tier = disk(tmp_path)
     fill(tier, range(3))
     tier.close()
@@ -213,7 +213,7 @@ def test_files_of_another_identity_are_emptied_which_is_said(tmp_path: Path, cap
     other.close()
 
 
-def test_a_second_server_and_a_directory_that_cannot_be_had_are_told(tmp_path: Path):
+def test_a_second_server_and_a_directory_that_cannot_be_had_are_notified(tmp_path: Path):
     tier = disk(tmp_path)
     with pytest.raises(BootError, match=r"another server has .*; give each a directory of its own"):
         disk(tmp_path)
@@ -474,8 +474,8 @@ def test_what_a_page_costs_is_the_time_of_all_by_their_number(make_pages: MakePa
 
 def test_what_reading_a_page_takes_is_the_time_of_all_by_their_number(slot_file: SlotFile):
     tier = Tier("disk", slot_file, 4)
-    tier.note_read(1, 1.0)
-    tier.note_read(9, 1.0)
+    tier.record_read(1, 1.0)
+    tier.record_read(9, 1.0)
     assert tier.page_read_s == pytest.approx(0.2, rel=0.02)
 
 
@@ -544,7 +544,7 @@ def test_a_disk_that_is_full_keeps_its_pages(
     assert pages.places(0, 1, 2, 3, 6) == [None, *["disk"] * 4], "the least recently used page leaves for it"
 
 
-def test_a_read_that_hangs_is_told_by_the_estimate_and_blocks_no_one(
+def test_a_read_that_hangs_is_notified_by_the_estimate_and_blocks_no_one(
     make_pages: MakePages, monkeypatch: pytest.MonkeyPatch
 ):
     pages = make_pages(20)
@@ -590,7 +590,7 @@ def test_what_is_cleared_while_it_is_written_is_gone(make_pages: MakePages):
     assert pages.places(0, 1) == ["disk"] * 2
 
 
-def test_it_ends_while_nobody_takes_what_is_read(make_pages: MakePages, monkeypatch: pytest.MonkeyPatch):
+def test_it_ends_while_no_one_takes_what_is_read(make_pages: MakePages, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tiered_pages, "READ_BYTES", 1)
     pages = make_pages(20)
     pages.put(*range(6))

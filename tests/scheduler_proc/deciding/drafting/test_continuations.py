@@ -99,7 +99,7 @@ def test_where_answers_part_the_text_is_still_its_own():
     assert bench.gauge("draft_tokens") > bench.gauge("accepted_tokens") > 0
 
 
-def test_a_prompt_that_nobody_else_has_is_not_looked_up(monkeypatch):
+def test_a_prompt_that_no_one_else_has_is_not_looked_up(monkeypatch):
     looked_up: list[object] = []
     monkeypatch.setattr(RadixTree, "find_continuation", lambda *arguments: looked_up.append(arguments) or b"")
     bench = bench_with_lookup()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from messages.columns import pack_int32, unpack_int32
 from messages.ring.requests import AbortMsg
 from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
-from scheduler_proc.deciding.drafting.draft_model import MOST_LACKING, DraftModel, run_draft_steps
+from scheduler_proc.deciding.drafting.draft_model import MAX_LACKING, DraftModel, run_draft_steps
 from scheduler_proc.deciding.drafting.draft_state import UNTRIED, AcceptanceRate
 from scheduler_proc.deciding.sampling.grammars import RequestGrammar
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
@@ -57,7 +57,7 @@ def test_a_model_that_samples_alike_is_always_right_and_feeds_each_token_once():
         {"grammar": grammar_of(9, 1), "ignore_eos": False, "presence_penalty": 0.5},
     ],
 )
-def test_it_samples_with_all_that_the_request_asks_for(params, monkeypatch):
+def test_it_samples_with_all_that_the_request_requests(params, monkeypatch):
     monkeypatch.setattr(RequestGrammar, "forced_ids", lambda self, max_num_tokens: array("i"))
     bench = Bench()
     add_draft_model(bench)
@@ -135,7 +135,7 @@ def test_a_page_that_was_freed_holds_nothing_of_the_draft_model():
     assert all_right(bench)
 
 
-@pytest.mark.parametrize("num_late", [3, MOST_LACKING + 3])
+@pytest.mark.parametrize("num_late", [3, MAX_LACKING + 3])
 def test_rows_that_were_not_drafted_for_a_while_catch_up(num_late):
     bench = Bench(page_size=4)
     draft = add_draft_model(bench, max_len=64)
@@ -299,7 +299,7 @@ def test_it_drafts_as_long_as_it_pays_and_tries_again(draft_s: float, pays: bool
         seconds = 1.0 + 0.02 * batch.num_tokens
         bench.scheduler.commit(bench.runner.run(batch))
         seconds += model.seconds * bool(batch.num_drafts)
-        bench.scheduler.note_time(batch, seconds, seconds)
+        bench.scheduler.record_time(batch, seconds, seconds)
         num_steps += 1
         num_drafted += bool(batch.num_drafts)
     if pays:

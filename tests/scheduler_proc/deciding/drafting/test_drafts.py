@@ -174,7 +174,7 @@ def test_drafts_have_what_prompts_leave_of_a_step():
     assert list(unpack_int32(batch.num_drafts)) == [0, 2]
 
 
-def test_a_row_without_pages_for_its_drafts_goes_on_without():
+def test_a_row_without_pages_for_its_drafts_continues_without():
     drafter = Proposals([], [1] * 9)
     bench = decoding(drafter, user_msg(1, PROMPT, 11, ignore_eos=True), num_pages=5, max_model_len=16)
     bench.send(user_msg(2, [2] * 7, 3))

@@ -15,7 +15,7 @@ def test_every_length_counts_and_a_longer_match_is_trusted_more_from_the_start()
     assert chances[0] < 0.5 < 0.9 < chances[-1] < 1
 
 
-def test_a_row_is_told_apart_by_its_own_tokens_and_a_new_one_begins_with_what_all_say():
+def test_a_row_is_distinguished_by_its_own_tokens_and_a_new_one_begins_with_what_all_report():
     general = MatchRates()
     repeating, random_text = MatchRates(general), MatchRates(general)
     for _ in range(10):

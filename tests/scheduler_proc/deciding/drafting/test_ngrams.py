@@ -51,7 +51,7 @@ def test_a_match_lasts_as_long_as_it_is_right_and_then_the_latest_place_counts(v
         assert not place or match.length == num_matching(known, place)
 
 
-def test_each_token_of_the_output_tells_how_good_a_match_was_with_or_without_a_draft():
+def test_each_token_of_the_output_reports_how_good_a_match_was_with_or_without_a_draft():
     rates = MatchRates()
     match, before = NgramMatch(rates), [rates.chance(KINDS[length]) for length in (2, 3)]
     match.follow(ids([1, 2, 3, 4, 9, 1, 2]))
@@ -124,6 +124,6 @@ def test_where_nothing_is_known_of_short_matches_each_step_looks_for_them():
         req.token_ids.append(token_id)
 
 
-def test_what_repeats_goes_on_repeating():
+def test_what_repeats_continues_repeating():
     assert list(proposed([5, 6, 7] * 3).token_ids) == [5, 6, 7, 5, 6, 7, 5, 6]
     assert list(proposed([4] * 5).token_ids) == [4] * 8

@@ -64,7 +64,7 @@ def test_large_steps_go_by_the_line_and_slow_ones_count_little():
     assert cost.predict(1) < 1.1 * before
 
 
-def test_when_costs_are_asked_for_changes_none():
+def test_when_costs_are_requested_changes_none():
     chance, seldom, often = random.Random(7), StepCost(), StepCost()
     for _ in range(200):
         size, seconds = chance.choice((1, 2, 5, 40)), chance.uniform(1, 2)

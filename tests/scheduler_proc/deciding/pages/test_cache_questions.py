@@ -51,7 +51,7 @@ def test_the_same_prompt_is_found_up_to_what_must_be_computed():
     assert bench.explain(PROMPT[:1]).ended_by == "page_not_full"
 
 
-def test_the_first_token_that_differs_is_told_wherever_it_is():
+def test_the_first_token_that_differs_is_notified_wherever_it_is():
     bench = Asked()
     bench.serve(1, PROMPT)
     for place in range(1, 28):
@@ -62,7 +62,7 @@ def test_the_first_token_that_differs_is_told_wherever_it_is():
         assert answer.num_hit_tokens == place // 4 * 4
 
 
-def test_each_part_is_told_with_the_request_that_computed_it():
+def test_each_part_is_notified_with_the_request_that_computed_it():
     bench = Asked()
     bench.serve(1, PROMPT[:13])
     bench.serve(2, PROMPT)
@@ -72,7 +72,7 @@ def test_each_part_is_told_with_the_request_that_computed_it():
     assert bench.explain(fork).sources == (CacheSource(1, 0, 12), CacheSource(2, 12, 20), CacheSource(3, 20, 28))
 
 
-def test_what_was_evicted_is_told_apart_from_what_never_was_there():
+def test_what_was_evicted_is_distinguished_from_what_never_was_there():
     bench = Asked(num_pages=16, max_num_batched_tokens=64)
     bench.serve(1, PROMPT)
     bench.serve(2, [1] * 40)
@@ -93,7 +93,7 @@ def test_a_flush_is_an_eviction():
     assert bench.explain(PROMPT, "x").other_uid == 2
 
 
-def test_another_salt_is_told():
+def test_another_salt_is_notified():
     bench = Asked()
     bench.serve(1, PROMPT, cache_salt="mine")
     assert bench.explain(PROMPT, "mine").num_hit_tokens == 28
@@ -102,13 +102,13 @@ def test_another_salt_is_told():
     assert bench.explain(PROMPT, "other").ended_by == "salt"
 
 
-def test_a_cache_that_is_off_says_so():
+def test_a_cache_that_is_off_reports_it():
     bench = Asked(is_sharing=False)
     bench.serve(1, PROMPT)
     assert bench.explain(PROMPT).ended_by == "disabled"
 
 
-def test_the_tree_is_told_from_its_largest_node_on():
+def test_the_tree_is_notified_from_its_largest_node_on():
     bench = Asked(num_pages=64)
     bench.serve(1, PROMPT)
     bench.serve(2, [*PROMPT[:8], *[1] * 8])
@@ -129,7 +129,7 @@ def test_the_tree_is_told_from_its_largest_node_on():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_is_said_is_what_a_request_then_finds(seed: int):
+def test_the_text_is_what_a_request_then_finds(seed: int):
     """Random prompts from a small alphabet: many share beginnings, and pages are short."""
     rng = random.Random(seed)
     bench = Asked(num_pages=24, max_num_batched_tokens=64)

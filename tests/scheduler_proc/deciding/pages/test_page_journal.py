@@ -248,7 +248,7 @@ def run_with_deaths(
 @pytest.mark.parametrize(
     "attached", [{}, {"windows": (9, 24)}, {"windows": (4, 12)}, {"states": (40, 3)}, {"states": (16, 50)}]
 )
-def test_requests_go_on_where_a_dead_scheduler_left_them(attached):
+def test_requests_continue_where_a_dead_scheduler_left_them(attached):
     results = [run_with_deaths(seed, attached=attached) for seed in range(12)]
     resumed, recomputed, dropped = map(sum, zip(*results, strict=True))
     assert resumed > 5_000
@@ -257,7 +257,7 @@ def test_requests_go_on_where_a_dead_scheduler_left_them(attached):
 
 
 @pytest.mark.parametrize("attached", [{}, {"states": (40, 3)}])
-def test_rows_with_draft_tokens_go_on_too(attached):
+def test_rows_with_draft_tokens_continue_too(attached):
     chance = random.Random(8)
     resumed, recomputed, _ = run_with_deaths(8, SimulatedDrafter(chance, VOCAB_SIZE, 4, 0.3), attached)
     assert recomputed < 0.5 * resumed

@@ -101,7 +101,7 @@ def test_another_salt_finds_nothing(store: SimulatedStore):
     assert serve(bench, 5, prompt_of(1), cache_salt="mine") == 40
 
 
-def test_a_preempted_request_goes_on_with_its_pages_from_the_store(store: SimulatedStore):
+def test_a_preempted_request_continues_with_its_pages_from_the_store(store: SimulatedStore):
     bench = make_bench(store)
     messages = [user_msg(uid, prompt_of(uid, 20), 24, ignore_eos=True) for uid in (1, 2, 3)]
     bench.send(*messages)
@@ -112,7 +112,7 @@ def test_a_preempted_request_goes_on_with_its_pages_from_the_store(store: Simula
     assert store.num_loaded > 0
 
 
-def test_others_go_on_while_one_is_loaded(store: SimulatedStore):
+def test_others_continue_while_one_is_loaded(store: SimulatedStore):
     bench = make_bench(store)
     serve(bench, 1, prompt_of(1, 21))
     serve(bench, 2, prompt_of(2, 60))
@@ -182,7 +182,7 @@ def test_a_slow_store_is_asked_again_now_and_then(store: SimulatedStore):
     assert tiers is not None
     serve(bench, 1, prompt_of(1))
     serve(bench, 2, prompt_of(2))
-    tiers.note_prefill(1000, 1.0)
+    tiers.record_prefill(1000, 1.0)
     store.page_s = PAGE_SIZE / 1000 * 2
     assert serve(bench, 3, prompt_of(1)) < 40
     assert store.num_loads == 0
@@ -196,14 +196,14 @@ def test_a_slow_store_is_asked_again_now_and_then(store: SimulatedStore):
     assert store.num_loads == num_before + 1
 
 
-def test_pages_that_nobody_asks_for_again_are_not_put_until_somebody_does(
+def test_pages_that_no_one_requests_again_are_not_put_until_someone_does(
     store: SimulatedStore, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(page_tiers, "NUM_HOPED_FOR", 64)
     bench = make_bench(store)
     tiers = bench.cache.find_observer(PageTiers)
     assert tiers is not None
-    tiers.note_prefill(1000, 1.0)
+    tiers.record_prefill(1000, 1.0)
     store.page_put_s = PAGE_SIZE / 1000 / 10
     chance = random.Random(3)
     prompts = [[chance.randrange(VOCAB_SIZE) for _ in range(41)] for _ in range(120)]
@@ -221,7 +221,7 @@ def test_that_putting_has_become_cheap_is_noticed(store: SimulatedStore):
     bench = make_bench(store)
     tiers = bench.cache.find_observer(PageTiers)
     assert tiers is not None
-    tiers.note_prefill(1000, 1.0)
+    tiers.record_prefill(1000, 1.0)
     store.page_put_s = 1.0
     chance = random.Random(3)
     uid = 0

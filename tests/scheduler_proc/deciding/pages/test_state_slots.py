@@ -150,7 +150,7 @@ def test_the_least_recently_used_checkpoint_is_evicted():
     assert bench.gauge("pages_cached") > 48, "the pages themselves are still cached"
 
 
-def test_explain_says_how_deep_pages_match_and_how_deep_a_checkpoint_allows():
+def test_explain_reports_how_deep_pages_match_and_how_deep_a_checkpoint_allows():
     bench = make_bench()
     run(bench, 1, IDS[:100])
     answer = bench.cache.answer(ExplainCache(7, user_msg(7, IDS[:50]).input_ids))

@@ -88,7 +88,7 @@ def test_what_is_missing_is_computed_and_fills_the_hole():
     assert run(cache, 3, [*IDS[:30], 3, 3]) == 28, "where two prompts parted is a likely place"
 
 
-def test_explain_says_that_window_pages_are_missing():
+def test_explain_reports_that_window_pages_are_missing():
     cache = make_cache(7)
     run(cache, 1, IDS[:60])
     answer = cache.answer(ExplainCache(7, user_msg(7, IDS[:30]).input_ids))

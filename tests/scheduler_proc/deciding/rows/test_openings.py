@@ -20,7 +20,7 @@ PROMPT = list(range(80))
         ({"num_prompt_logprobs": 0}, 80),
     ],
 )
-def test_as_much_of_the_prompt_is_told_as_its_text_needs(params, num_ids):
+def test_as_much_of_the_prompt_is_notified_as_its_text_needs(params, num_ids):
     opened = open_stream(user_msg(1, PROMPT, **params))
     assert opened.prompt_ids == pack_int32(PROMPT[-num_ids:])
     assert (opened.echo, opened.num_logprobs) == (params.get("echo", False), params.get("num_logprobs"))
@@ -33,11 +33,11 @@ def test_a_thought_that_the_prompt_has_opened_is_announced():
     assert not open_stream(user_msg(1, PROMPT)).begins_in_thought
 
 
-def test_a_short_prompt_is_told_whole():
+def test_a_short_prompt_is_notified_whole():
     assert open_stream(user_msg(1, [4, 5])).prompt_ids == pack_int32([4, 5])
 
 
-def test_what_ends_and_shapes_the_text_is_told():
+def test_what_ends_and_shapes_the_text_is_notified():
     message = user_msg(
         3, PROMPT, 9, 2, [7], stop=("a",), include_stop_str_in_output=True, skip_special_tokens=False, min_tokens=4
     )

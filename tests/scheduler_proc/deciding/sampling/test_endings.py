@@ -52,7 +52,7 @@ def test_a_prompt_of_all_but_one_token_of_the_context_gets_one():
 
 
 @pytest.mark.parametrize("start", [0, 4])
-def test_the_end_of_sequence_token_counts_and_is_told(start):
+def test_the_end_of_sequence_token_counts_and_is_notified(start):
     index = first_index_of_new(FREE_RUN, start)
     bench = Bench(eos_token_id=FREE_RUN[index])
     bench.send(user_msg(1, PROMPT, max_tokens=40))
@@ -142,7 +142,7 @@ def test_an_abort_ends_a_preempted_request():
     assert bench.end(1).finish_reason == "length"
 
 
-def test_an_abort_of_an_unknown_request_says_nothing():
+def test_an_abort_of_an_unknown_request_reports_nothing():
     bench = Bench()
     bench.send(AbortMsg(77, 0), StopSeen(77, 0))
     assert not bench.inbox.opened

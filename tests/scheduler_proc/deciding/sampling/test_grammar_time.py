@@ -45,7 +45,7 @@ def make_step(grammars: Sequence[RequestGrammar]) -> list[ErrorInfo | None]:
 
 
 @pytest.mark.parametrize("num_requests", [1, 8])
-def test_slow_grammars_are_given_up_by_request_and_not_by_row(clock: list[float], num_requests: int) -> None:
+def test_slow_grammars_are_provided_up_by_request_and_not_by_row(clock: list[float], num_requests: int) -> None:
     grammar_time = GrammarTime()
     quick = slow_grammars(clock, FREE_MASK_S / 2, [grammar_time.account_of(0)] * 64)
     accounts = [grammar_time.account_of(1 + number % num_requests) for number in range(256)]

@@ -139,10 +139,10 @@ def same_masks(compiler: GrammarCompiler, matcher: LLMatcher, vocab_size: int, n
     """Follows random tokens; returns the bitmasks, after asserting that they are those of `compute_bitmask`."""
     tokenizer, twin, rng = compiler.tokenizer(), matcher.deep_copy(), Random(num_tokens)
     grammar = RequestGrammar(matcher, tokenizer, vocab_size, tokenizer.eos_tokens)
-    wanted: list[bytes] = []
+    expected: list[bytes] = []
     made: list[bytes] = []
     while len(made) < num_tokens:
-        wanted.append(twin.compute_bitmask()[: 4 * -(-vocab_size // 32)])
+        expected.append(twin.compute_bitmask()[: 4 * -(-vocab_size // 32)])
         made.append(grammar.bitmask())
         allowed = sorted(ids_in(made[-1]) - set(tokenizer.eos_tokens))
         if not allowed:
@@ -150,7 +150,7 @@ def same_masks(compiler: GrammarCompiler, matcher: LLMatcher, vocab_size: int, n
         token_id = rng.choice(allowed)
         grammar.accept(token_id)
         assert twin.consume_token(token_id)
-    assert made == wanted
+    assert made == expected
     return [ids_in(bitmask) for bitmask in made]
 
 
@@ -189,9 +189,9 @@ def test_bitmasks_are_right_while_requests_end_and_others_compile(compiler: Gram
         compiled = background.map(compiler.compile, texts)
         living: deque[tuple[bytes, RequestGrammar]] = deque(maxlen=3)
         for matcher in compiled:
-            wanted = matcher.deep_copy().compute_bitmask()[: REAL_VOCAB_SIZE // 8]
-            living.append((wanted, RequestGrammar(matcher, compiler.tokenizer(), REAL_VOCAB_SIZE, (REAL_EOS,))))
-            assert all(grammar.bitmask() == wanted for wanted, grammar in living)
+            expected = matcher.deep_copy().compute_bitmask()[: REAL_VOCAB_SIZE // 8]
+            living.append((expected, RequestGrammar(matcher, compiler.tokenizer(), REAL_VOCAB_SIZE, (REAL_EOS,))))
+            assert all(grammar.bitmask() == expected for expected, grammar in living)
 
 
 class NoDrafts:
@@ -263,7 +263,7 @@ def compiling_bench() -> Bench:
     return bench
 
 
-def test_a_request_that_compiles_keeps_nobody_waiting() -> None:
+def test_a_request_that_compiles_keeps_no_one_waiting() -> None:
     bench = compiling_bench()
     assert list(bench.step()) == [2]
     bench.run()

@@ -117,7 +117,7 @@ def rows(draw: st.DrawFn) -> tuple[SamplingParams, list[int], int]:
 
 @given(st.lists(rows(), max_size=6), st.integers(0, 6), st.integers(0, 6))
 @settings(deadline=None)
-def test_columns_and_parts_of_them_say_what_the_requests_say(asks, start, stop):
+def test_columns_and_parts_of_them_report_what_the_requests_report(asks, start, stop):
     edits = columns_of(*asks)
     got = read_edits(edits)
     for row, (params, token_ids, num_prompt_tokens) in enumerate(asks):
@@ -185,7 +185,7 @@ def test_a_step_carries_columns_only_while_a_row_changes_something():
 
 
 @pytest.mark.parametrize("num_known", [0, 1])
-def test_a_request_that_bans_all_that_it_allows_is_told_so_and_others_go_on(num_known):
+def test_a_request_that_bans_all_that_it_allows_is_notified_so_and_others_continue(num_known):
     word = pack_int32([8, 8])
     bench = Bench()
     bench.send(user_msg(2, PROMPT, 9, ignore_eos=True))

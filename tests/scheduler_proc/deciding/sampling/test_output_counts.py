@@ -29,11 +29,11 @@ def make_req(max_tokens: int = 4, **params) -> Req:
         ({"num_prompt_logprobs": 0, "echo": True, "max_tokens": 0}, 0, 6, OutputCounts(0, 0, 5)),
     ],
 )
-def test_a_chunk_wants_what_its_tokens_give(params, start, end, expected):
+def test_a_chunk_requests_what_its_tokens_give(params, start, end, expected):
     assert make_req(**params).outputs_in_prefill(start, end) == expected
 
 
-def test_a_row_in_decode_wants_a_token_after_each_draft_token_and_one_more():
+def test_a_row_in_decode_requests_a_token_after_each_draft_token_and_one_more():
     assert make_req().outputs_in_decode() == OutputCounts(1)
     assert make_req(num_logprobs=3).outputs_in_decode(num_drafts=2) == OutputCounts(3, 3)
 

@@ -57,10 +57,10 @@ def only_of(bitmask: bytes) -> int | None:
     return bits.bit_length() - 1 if bitmask else None
 
 
-def say(grammar: RequestGrammar, wanted: Sequence[int]) -> list[int]:
+def show(grammar: RequestGrammar, target: Sequence[int]) -> list[int]:
     """Returns the output of a model that wants to say this, which the grammar may prevent."""
     output: list[int] = []
-    for token_id in wanted:
+    for token_id in target:
         only = only_of(grammar.bitmask())
         output.append(token_id if only is None else only)
         assert grammar.accept(output[-1]) is None
@@ -70,17 +70,17 @@ def say(grammar: RequestGrammar, wanted: Sequence[int]) -> list[int]:
 @pytest.mark.parametrize("budget", [0, 1, 2, 7])
 def test_a_thought_is_closed_at_its_budget_exactly(compiler: GrammarCompiler, budget: int) -> None:
     words, end = ids_of(compiler, " the city and the time of a day, so what is it?"), ids_of(compiler, "</think>")
-    assert say(make(compiler, budget), words) == words[:budget] + end + words[budget + len(end) :]
+    assert show(make(compiler, budget), words) == words[:budget] + end + words[budget + len(end) :]
     opening = ids_of(compiler, "<think>")
     expected = opening + words[:budget] + end
-    assert say(make(compiler, budget, "before"), [*opening, *words])[: len(expected)] == expected
+    assert show(make(compiler, budget, "before"), [*opening, *words])[: len(expected)] == expected
 
 
 def test_a_thought_that_ends_earlier_is_left_alone(compiler: GrammarCompiler) -> None:
     words, end = ids_of(compiler, " the city"), ids_of(compiler, "</think>")
     for text in (" the city</think>\n\nand the time of a day, so what is it?", "</think>and </think> and then some"):
-        assert say(make(compiler, 20), ids_of(compiler, text)) == ids_of(compiler, text)
-    assert say(make(compiler, len(words)), [*words, *end, *words]) == [*words, *end, *words]
+        assert show(make(compiler, 20), ids_of(compiler, text)) == ids_of(compiler, text)
+    assert show(make(compiler, len(words)), [*words, *end, *words]) == [*words, *end, *words]
 
 
 def test_an_answer_without_a_thought_has_no_limit(compiler: GrammarCompiler) -> None:
@@ -89,29 +89,29 @@ def test_an_answer_without_a_thought_has_no_limit(compiler: GrammarCompiler) -> 
         "< think>the city and the time",
         "<tool_call>\n<think>the city and the time",
     ):
-        assert say(make(compiler, 1, "before"), ids_of(compiler, text)) == ids_of(compiler, text)
+        assert show(make(compiler, 1, "before"), ids_of(compiler, text)) == ids_of(compiler, text)
 
 
 def test_special_tokens_in_a_thought_count_and_do_not_end_it(compiler: GrammarCompiler) -> None:
     call, end = ids_of(compiler, "<tool_call>"), ids_of(compiler, "</think>")
     assert len(call) == 1
-    wanted = ids_of(compiler, " the") + call * 9
-    assert say(make(compiler, 4), wanted)[: 4 + len(end)] == wanted[:4] + end
+    target = ids_of(compiler, " the") + call * 9
+    assert show(make(compiler, 4), target)[: 4 + len(end)] == target[:4] + end
 
 
 @pytest.mark.parametrize("place", ["inside", "before"])
-def test_a_continuation_goes_on_as_the_output_would_have(compiler: GrammarCompiler, place: str) -> None:
-    wanted = ids_of(compiler, ("<think>" if place == "before" else "") + " the city and the time of a day, so what?")
-    whole = say(make(compiler, 5, place), wanted)
-    assert whole != wanted
+def test_a_continuation_continues_as_the_output_would_have(compiler: GrammarCompiler, place: str) -> None:
+    target = ids_of(compiler, ("<think>" if place == "before" else "") + " the city and the time of a day, so what?")
+    whole = show(make(compiler, 5, place), target)
+    assert whole != target
     for length in range(len(whole) + 1):
-        assert say(make(compiler, 5, place, whole[:length]), wanted[length:]) == whole[length:], length
+        assert show(make(compiler, 5, place, whole[:length]), target[length:]) == whole[length:], length
 
 
 @pytest.mark.parametrize("place", ["inside", "before"])
 def test_draft_tokens_are_looked_through_and_forgotten(compiler: GrammarCompiler, place: str) -> None:
-    wanted = ids_of(compiler, ("<think>" if place == "before" else "") + " the city and the time of a day, so what?")
-    whole = say(make(compiler, 5, place), wanted)
+    target = ids_of(compiler, ("<think>" if place == "before" else "") + " the city and the time of a day, so what?")
+    whole = show(make(compiler, 5, place), target)
     early = ids_of(compiler, "<think> the</think> city and the time of a day"[0 if place == "before" else 7 :])
     for output in (whole, early):
         masks = [only_of(make(compiler, 5, place, output[:length]).bitmask()) for length in range(len(output))]

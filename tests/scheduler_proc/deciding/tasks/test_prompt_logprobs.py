@@ -32,7 +32,7 @@ def test_all_tokens_but_the_first_have_logprobs_over_chunks(num_top, max_num_bat
     assert bench.output(1) == expected_output(PROMPT, user_msg(1, [], 4, ignore_eos=True).sampling_params, 50, 64)
 
 
-def test_nothing_is_taken_from_the_cache_until_all_logprobs_are_known_and_all_is_given_to_it():
+def test_nothing_is_taken_from_the_cache_until_all_logprobs_are_known_and_all_is_provided_to_it():
     bench = Bench(max_num_batched_tokens=64)
     bench.send(user_msg(1, PROMPT, max_tokens=1))
     bench.run()
@@ -60,7 +60,7 @@ def test_those_with_prompt_logprobs_do_not_wait_for_each_other_and_others_wait_f
     assert bench.inbox.prompt_logprobs == {(1, 0): logprobs_of(PROMPT, 2), (2, 0): logprobs_of(PROMPT, 4)}
 
 
-def test_a_preempted_prompt_goes_on_where_its_logprobs_end():
+def test_a_preempted_prompt_continues_where_its_logprobs_end():
     bench = Bench(num_pages=16, max_num_batched_tokens=12)
     bench.send(user_msg(1, [1] * 8, max_tokens=50, ignore_eos=True))
     bench.step()
@@ -110,7 +110,7 @@ def test_a_continuation_at_its_end_ends_at_once():
 
 
 @pytest.mark.parametrize("max_num_batched_tokens", [7, 29, 64])
-def test_no_tokens_may_be_wanted(max_num_batched_tokens):
+def test_no_tokens_may_be_requested(max_num_batched_tokens):
     bench = Bench(max_num_batched_tokens=max_num_batched_tokens)
     bench.send(user_msg(1, PROMPT, 0, echo=True, num_prompt_logprobs=3))
     bench.run()

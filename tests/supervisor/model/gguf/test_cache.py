@@ -43,7 +43,7 @@ def names(parent: Path) -> set[str]:
 def test_the_least_recently_used_are_removed(parent: Path, monkeypatch: pytest.MonkeyPatch):
     for number in range(6):
         make(parent, f"m-{number}", OLD_S + number)
-    monkeypatch.setattr(cache, "MOST_DIRECTORIES", 4)
+    monkeypatch.setattr(cache, "MAX_DIRECTORIES", 4)
     cache.prune(parent)
     assert names(parent) == {"m-0", "m-1", "m-2", "m-3"}
     monkeypatch.setattr(cache, "MOST_BYTES", 50)
@@ -52,7 +52,7 @@ def test_the_least_recently_used_are_removed(parent: Path, monkeypatch: pytest.M
 
 
 def test_those_of_the_last_hour_stay_and_what_was_left_incomplete_goes(parent: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cache, "MOST_DIRECTORIES", 0)
+    monkeypatch.setattr(cache, "MAX_DIRECTORIES", 0)
     for name, age_s in (("m-new", 60.0), ("part-new", 60.0), ("m-old", OLD_S), ("part-old", OLD_S)):
         make(parent, name, age_s)
     cache.prune(parent)
@@ -61,7 +61,7 @@ def test_those_of_the_last_hour_stay_and_what_was_left_incomplete_goes(parent: P
 
 def test_a_directory_of_a_running_server_stays(parent: Path, monkeypatch: pytest.MonkeyPatch):
     """Another process holds it, as a launcher does for the model that it serves."""
-    monkeypatch.setattr(cache, "MOST_DIRECTORIES", 0)
+    monkeypatch.setattr(cache, "MAX_DIRECTORIES", 0)
     directory = make(parent, "m-used", OLD_S)
     code = (
         "import sys; from pathlib import Path; from supervisor.model.gguf.cache import hold\n"

@@ -13,8 +13,8 @@ from tests.gguf_files import write_gguf
 
 
 def test_sampling_defaults():
-    given = {"temp": 0.5, "top_k": 20, "top_p": 0.75, "min_p": 0.25, "penalty_repeat": 1.5, "mirostat": 2}
-    assert read_generation_config({f"general.sampling.{key}": value for key, value in given.items()}) == {
+    provided = {"temp": 0.5, "top_k": 20, "top_p": 0.75, "min_p": 0.25, "penalty_repeat": 1.5, "mirostat": 2}
+    assert read_generation_config({f"general.sampling.{key}": value for key, value in provided.items()}) == {
         "eos_token_id": [],
         "temperature": 0.5,
         "top_k": 20,

@@ -16,7 +16,7 @@ from supervisor.model.gguf.model_directory import Parts, find_directory
 from tests.gguf_files import MODEL_METADATA, Typed, mutated, write_model
 
 NUM_MODELS = int(os.environ.get("SLUICE_MUTATED_MODELS", "200"))
-MOST_ERROR_CHARS = 1000
+MAX_ERROR_CHARS = 1000
 METADATA: dict[str, Any] = MODEL_METADATA | {
     "general.name": "mutated",
     "general.sampling.temp": 0.5,
@@ -52,7 +52,7 @@ def is_refused(path: Path) -> bool:
         read_model_facts(ModelConfig(), directory, directory, "m")
     except SluiceError as error:
         assert path.name in str(error) or "config.json" in str(error), error  # noqa: PT017
-        assert len(str(error)) < MOST_ERROR_CHARS, error  # noqa: PT017
+        assert len(str(error)) < MAX_ERROR_CHARS, error  # noqa: PT017
         assert "cannot be read (" not in str(error), error  # noqa: PT017  (an exception that no one has thought of)
         return True
     return False

@@ -26,10 +26,10 @@ def test_work_is_done_at_once() -> None:
     assert CpuDevice().submit(lambda: tokens).wait() is tokens
 
 
-def test_the_population_is_told_while_work_is_done() -> None:
+def test_the_population_is_notified_while_work_is_done() -> None:
     device, population = CpuDevice(), NotedPopulation()
-    noted: Any = population
-    device.population = noted
+    recorded: Any = population
+    device.population = recorded
     seen: list[bool] = []
 
     def work() -> list[torch.Tensor]:
@@ -42,8 +42,8 @@ def test_the_population_is_told_while_work_is_done() -> None:
 
 def test_work_that_fails_raises_where_it_is_submitted() -> None:
     device, population = CpuDevice(), NotedPopulation()
-    noted: Any = population
-    device.population = noted
+    recorded: Any = population
+    device.population = recorded
 
     def fail() -> list[torch.Tensor]:
         raise MemoryError("no memory")
@@ -53,7 +53,7 @@ def test_work_that_fails_raises_where_it_is_submitted() -> None:
     assert not population.is_stepping
 
 
-def test_work_that_threads_have_begun_is_done_when_somebody_waits_for_it() -> None:
+def test_work_that_threads_have_begun_is_done_when_someone_waits_for_it() -> None:
     device, notes = CpuDevice(), list[str]()
 
     def work(name: str) -> list[torch.Tensor]:

@@ -240,7 +240,7 @@ def test_what_torch_computes_is_not_captured(tmp_path: Path) -> None:
     assert generate(runner, PROMPTS, 12, STAGGERED, PARAMS) == first
 
 
-def test_a_step_that_wants_more_than_tokens_of_all_its_rows_is_not_replayed(tmp_path: Path) -> None:
+def test_a_step_that_requests_more_than_tokens_of_all_its_rows_is_not_replayed(tmp_path: Path) -> None:
     """Logprobs come of the same logits; steps with logprobs of prompts go another way."""
     build_checkpoint(tmp_path, "gpt2")
     runner = load(tmp_path, quantization="int8")

@@ -48,7 +48,7 @@ def layers() -> list[Tensor]:
     return [empty_huge((NUM_PAGES, PAGE_ELEMENTS), torch.float32) for _ in range(2)]
 
 
-def test_all_pages_have_memory_before_the_start_and_it_is_told(layers: list[Tensor]) -> None:
+def test_all_pages_have_memory_before_the_start_and_it_is_notified(layers: list[Tensor]) -> None:
     layers[0][3] = 7.0
     fractions: list[float | None] = []
     population = PagePopulation(layers, NUM_PAGES)
@@ -87,7 +87,7 @@ def test_a_thread_stays_ahead_of_the_pages_in_use(layers: list[Tensor], monkeypa
     monkeypatch.setattr(populate, "LEAD_BYTES", 8 * 2 << 20)
     population = PagePopulation(layers, NUM_PAGES)
     start_and_wait(population)
-    if population.wants_more or not population.num_ready:
+    if population.needs_more or not population.num_ready:
         pytest.skip("this system gives no memory ahead")
     assert [num_resident(layer) for layer in layers] == [8, 8], "an unused cache has its first pages only"
     population.use(1, 2)
@@ -107,7 +107,7 @@ def test_it_is_a_slice_ahead_even_if_that_is_more_than_the_lead(layers: list[Ten
     monkeypatch.setattr(populate, "LEAD_SHARE", 0)
     population = PagePopulation(layers, NUM_PAGES)
     start_and_wait(population)
-    assert population.wants_more or num_resident(layers[0]) == 2
+    assert population.needs_more or num_resident(layers[0]) == 2
 
 
 def test_the_lead_is_512_mb_or_an_eighth_of_a_larger_cache(layers: list[Tensor], monkeypatch: pytest.MonkeyPatch):
@@ -124,7 +124,7 @@ def test_the_lead_doubles_once_each_time_it_was_caught_up(layers: list[Tensor], 
     monkeypatch.setattr(populate, "LEAD_BYTES", 4 * 2 << 20)
     population = PagePopulation(layers, NUM_PAGES)
     start_and_wait(population)
-    if population.wants_more or not population.num_ready:
+    if population.needs_more or not population.num_ready:
         pytest.skip("this system gives no memory ahead")
     expected = ((2, 4 + 2), (4, 4 + 4), (7, 6 + 4), (10, 10 + 8), (17, 16 + 16))
     for num_used, num_ready in expected:  # one page of ten is left at (10, …), one of 18 at (17, …)
@@ -140,7 +140,7 @@ def test_a_lead_that_has_not_come_yet_does_not_double(layers: list[Tensor], monk
     population.start()
     for page in range(8):
         population.use(page, 1)
-    assert population._num_wanted == 8 + 4
+    assert population._num_requested == 8 + 4
 
 
 def test_without_a_start_no_thread_gets_memory(layers: list[Tensor]) -> None:
@@ -180,7 +180,7 @@ def test_while_steps_run_it_gets_twice_what_they_use(layers: list[Tensor], monke
             wait_until(lambda: population._num_due == 0)
             assert (num_used, population.num_ready) == (num_used, num_ready)
         (thread,) = find_threads()
-        population._num_wanted = 0
+        population._num_requested = 0
         population.is_needed.set()
         thread.join(30.0)
 
@@ -220,17 +220,17 @@ def test_other_programs_keep_some_memory(layers: list[Tensor], monkeypatch: pyte
     population.run(ignore)
     assert next(left, None) is None
     assert population.num_ready < NUM_PAGES
-    assert not population.wants_more, "it does not ask again"
+    assert not population.needs_more, "it does not ask again"
     assert max(map(num_resident, layers)) <= 2 * 4  # a slice of two pages, and those that share a huge page with it
 
 
-def test_memory_that_comes_back_is_asked_for_later(layers: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_comes_back_is_requested_later(layers: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     left = [1000 << 20]
     monkeypatch.setattr(populate, "available_memory_bytes", lambda *_: left[0])
     population = PagePopulation(layers, NUM_PAGES)
     left[0] = 124 << 20
     start_and_wait(population)
-    assert (population.num_ready, population.wants_more) == (0, False)
+    assert (population.num_ready, population.needs_more) == (0, False)
     left[0] = 1000 << 20
     population.use(3, 1)
     assert not find_threads(), "not at once"

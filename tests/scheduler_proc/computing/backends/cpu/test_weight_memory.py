@@ -107,7 +107,7 @@ def test_what_is_made_in_the_file_is_not_copied_and_the_rest_is(path: Path, monk
     copied: list[str] = []
     place = weight_memory._place
 
-    def note(name: str, weight: Any, chunk: Chunk) -> weight_memory.KeptWeight:
+    def record(name: str, weight: Any, chunk: Chunk) -> weight_memory.KeptWeight:
         copied.extend([name] * (chunk.find(weight.stored) is None))
         assert chunk.find(empty_huge((1,), torch.uint8)) is None, "it is allocated from while they are made alone"
         return place(name, weight, chunk)
@@ -117,14 +117,14 @@ def test_what_is_made_in_the_file_is_not_copied_and_the_rest_is(path: Path, monk
         del weights["quantized"]  # without a kernel, torch allocates it elsewhere
         return weights
 
-    monkeypatch.setattr(weight_memory, "_place", note)
+    monkeypatch.setattr(weight_memory, "_place", record)
     loaded = WeightMemory(path, OURS).load(make_some, ignore_report, count_bytes=lambda: 8 << 20)
     assert copied == ["norm", "large"]
     assert parts_of(loaded) == parts_of(make_some())
     assert path.stat().st_size == 2 << 20, "what was not used is given back"
 
 
-def test_nobody_can_write_to_what_all_read(path: Path):
+def test_no_one_can_write_to_what_all_read(path: Path):
     weights = WeightMemory(path, OURS).load(make_weights, ignore_report)
     _, status = os.waitpid(in_child(lambda: weights["norm"].stored.__setitem__(0, 7.0)), 0)
     assert os.WIFSIGNALED(status)
@@ -132,7 +132,7 @@ def test_nobody_can_write_to_what_all_read(path: Path):
     assert weights["norm"].stored[0] == 0.0
 
 
-def test_weights_of_other_flags_are_not_taken_and_stay_while_somebody_uses_them(path: Path):
+def test_weights_of_other_flags_are_not_taken_and_stay_while_someone_uses_them(path: Path):
     first = WeightMemory(path, OURS)
     ours = first.load(make_weights, ignore_report)
     assert WeightMemory(path, OTHERS).find() is None
@@ -174,11 +174,11 @@ def test_a_header_or_list_that_is_not_what_was_sealed_is_none(path: Path, offset
     assert WeightMemory(path, OURS).find() is None
 
 
-def test_one_that_waits_goes_on_when_the_one_that_loads_dies(path: Path):
-    begun, tell = os.pipe()
+def test_one_that_waits_continues_when_the_one_that_loads_dies(path: Path):
+    begun, report_progress = os.pipe()
 
     def load_for_ever() -> Weights:
-        os.write(tell, b"!")
+        os.write(report_progress, b"!")
         time.sleep(600)
         return {}
 
@@ -197,7 +197,7 @@ def test_one_that_waits_goes_on_when_the_one_that_loads_dies(path: Path):
     assert parts_of(weights) == parts_of(make_weights())
 
 
-def test_without_a_file_the_error_says_what_to_do(tmp_path: Path):
+def test_without_a_file_the_error_reports_what_to_do(tmp_path: Path):
     with pytest.raises(BootError, match="--no-share-weights"):
         WeightMemory(tmp_path / "none", OURS)
 

@@ -82,7 +82,7 @@ def main() -> None:
 
     compiles = "--compile" in sys.argv
 
-    def note(*, repr: str, fn: Any, compile: Any, **_: Any) -> bool:
+    def record(*, repr: str, fn: Any, compile: Any, **_: Any) -> bool:
         key = f"{repr} {compile['key']}"
         if key not in seen:
             seen.add(key)
@@ -91,13 +91,13 @@ def main() -> None:
                 settings.jit_cache_hook = None
                 fn.jit_function.preload(compile["specialization_data"])
                 fn.jit_function.device_caches[0][0].clear()  # it cannot be launched here
-                settings.jit_cache_hook = note
+                settings.jit_cache_hook = record
         return True  # Triton compiles nothing then
 
     driver: Any = NamedTarget()
     active_driver.set_active(driver)
     settings: Any = knobs.runtime
-    settings.jit_cache_hook = note
+    settings.jit_cache_hook = record
     registry.is_on_cpu = lambda device: False
     torch.empty, torch.empty_like = _of_zeros(torch.empty), _of_zeros(torch.empty_like)
     flags = {

@@ -58,7 +58,7 @@ class LateDevice(CudaDevice):
         self.torch_device = torch.device("cpu")
         self.num_done = 0
         self.num_replays = 0
-        self.most_waiting = 0
+        self.max_waiting = 0
         self._total_bytes, self._used_bytes = total_bytes, used_bytes
         self._num_captures = num_captures
         self._around = nullcontext if may_wait else waiting_refused
@@ -74,7 +74,7 @@ class LateDevice(CudaDevice):
     def submit(self, work: Callable[[], Result]) -> "_LateWork":
         late = _LateWork(self, work)
         self._work.append(late)
-        self.most_waiting = max(self.most_waiting, len(self._work))
+        self.max_waiting = max(self.max_waiting, len(self._work))
         return late
 
     def will_write(self, pages: Sequence[int]) -> None:

@@ -23,7 +23,7 @@ def test_a_gpu_that_has_failed_ends_the_process() -> None:
         _OnItsWay(torch.empty(1), [], event).wait()
 
 
-def test_columns_are_sent_beside_the_step_before_and_kept_until_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_are_sent_next_to_the_step_before_and_kept_until_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy has its own stream, the work waits for it, and its memory is not given out again before work ends."""
     notes: list[tuple[Any, ...]] = []
 
@@ -76,7 +76,7 @@ def test_an_earlier_fault_that_shows_at_a_launch_ends_the_process(monkeypatch: p
         device.submit(work)
 
 
-def test_a_capture_that_fails_says_what_failed_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_that_fails_reports_what_failed_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of such a capture raises, too, and names nothing. No step may run after it: memory would be lost."""
 
     @contextmanager

@@ -223,9 +223,9 @@ def test_each_penalty_by_itself(pair: Pair, temperature: float) -> None:
 def check_penalties(pair: Pair, params: dict[str, float]) -> None:
     """On a model that repeats itself without."""
     prompts = PROMPTS[:3] + PROMPTS[4:]
-    wanted: dict[str, Any] = {"page_size": 16, "max_tokens": 20, "ignore_eos": True} | params
-    expected, _ = run(pair.cpu, prompts, pair.cpu.num_pages, 64, **wanted)
-    outputs, scheduler = run(pair.gpu, prompts, pair.gpu.num_pages, 64, **wanted)
+    target: dict[str, Any] = {"page_size": 16, "max_tokens": 20, "ignore_eos": True} | params
+    expected, _ = run(pair.cpu, prompts, pair.cpu.num_pages, 64, **target)
+    outputs, scheduler = run(pair.gpu, prompts, pair.gpu.num_pages, 64, **target)
     assert outputs == expected, params
     gauges = scheduler.gauges()
     assert gauges["steps_ahead"] >= gauges["steps"] - 1
@@ -384,7 +384,7 @@ def test_attention_that_cannot_be_compiled_to_count_its_programs_is_left_out_onc
     assert loaded.degraded.count("plain torch computes paged_decode") == 1
 
 
-def test_what_a_draft_model_lacks_is_told_too(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_draft_model_lacks_is_notified_too(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     def warm_up(factory: loading.GpuRunnerFactory, runner: Runner, cache: KVTensors) -> str:
         return "the draft model lacks" if factory._config.model.enforce_eager else "the model lacks"
 

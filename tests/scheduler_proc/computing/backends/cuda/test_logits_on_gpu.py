@@ -77,11 +77,11 @@ def check_logits(path: Path, device: str, shape: dict[str, Any], prompt_lens: tu
         own.append(torch.tensor(list(top.values())) - right[list(top)].cpu())
         # Each by its own likeliest tokens, which are those that rounding has favoured.
         theirs.append((other - right)[other.topk(NUM_TOP).indices].cpu())
-    (mean, most), (their_mean, their_most) = (
+    (mean, most), (their_mean, their_max) = (
         (float(each.mean()), float(each.max())) for each in map(absolute, (own, theirs))
     )
-    print(f"in the mean {mean:.4f}, at most {most:.4f}; transformers in bfloat16 {their_mean:.4f}, {their_most:.4f}")
-    assert most < MOST * their_most
+    print(f"in the mean {mean:.4f}, at most {most:.4f}; transformers in bfloat16 {their_mean:.4f}, {their_max:.4f}")
+    assert most < MOST * their_max
     assert mean < MEAN * their_mean
 
 

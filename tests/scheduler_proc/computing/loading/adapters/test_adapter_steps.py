@@ -155,10 +155,10 @@ def test_equals_what_peft_merged(tmp_path: Path) -> None:
     """`make_golden.py` has made the adapter and the logprobs with PEFT's `merge_and_unload`."""
     build_checkpoint(tmp_path, "llama-gqa-tied")
     runner, expected = load(tmp_path), json.loads((GOLDEN / "expected.json").read_text(encoding="utf-8"))
-    for name, wanted in expected["logprobs"].items():
+    for name, target in expected["logprobs"].items():
         runner.place_adapter(1, runner.read_adapter(str(GOLDEN / name)))
         found, _ = score(runner, [*expected["prompt"]], 1)
-        assert found == pytest.approx(wanted, abs=TOLERANCE), name
+        assert found == pytest.approx(target, abs=TOLERANCE), name
     assert any(
         name.startswith(f"{PREFIX}model.embed_tokens.lora_embedding_A")
         for name in load_file(GOLDEN / "tables" / "adapter_model.safetensors")

@@ -31,6 +31,6 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones() -> None:
         ("Qwen2VLForConditionalGeneration", "a model of images and text"),
     ],
 )
-def test_a_refusal_says_what_kind_of_model_it_is(architecture: str, kind: str) -> None:
+def test_a_refusal_reports_what_kind_of_model_it_is(architecture: str, kind: str) -> None:
     with pytest.raises(BootError, match=rf"{architecture} \({kind}\), which is not supported"):
         find_family(HfConfig(QWEN3 | {"architectures": [architecture]}))

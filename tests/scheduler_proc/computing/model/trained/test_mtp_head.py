@@ -78,11 +78,11 @@ class Service:
             planner._lengths = AllDrafts() if always_drafts else planner._lengths
             end_proposal = planner.end_proposal
 
-            def note(rows: Any, drafts: Any) -> Any:
+            def record(rows: Any, drafts: Any) -> Any:
                 self.proposed += [(req.token_ids[:], drafts[req.uid]) for req in rows.reqs if drafts.get(req.uid)]
                 return end_proposal(rows, drafts)
 
-            planner.end_proposal = note  # pyright: ignore[reportAttributeAccessIssue]
+            planner.end_proposal = record  # pyright: ignore[reportAttributeAccessIssue]
         self._uid = 0
 
     def generate(self, prompts: Turn, num_tokens: int, **params: Any) -> list[list[int]]:
@@ -221,7 +221,9 @@ def test_hidden_states_of_other_tokens_show(
     checkpoint: Path, prompts: Turn, usual: dict[int, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward: Any = MtpDecoder.forward
-    monkeypatch.setattr(MtpDecoder, "forward", lambda self, *given: forward(self, *given[:-1], given[-1].roll(1, 0)))
+    monkeypatch.setattr(
+        MtpDecoder, "forward", lambda self, *provided: forward(self, *provided[:-1], provided[-1].roll(1, 0))
+    )
     found = acceptance(checkpoint, prompts)
     print(f"the states of the tokens before: {found:.1%}")
     assert found < usual[1] - 0.3
@@ -281,7 +283,7 @@ def test_its_steps_are_captured_and_weights_shared(checkpoint: Path, prompts: Tu
     assert sizes == [16 * 4 * (128 + 160), 16 * 4 * 128]  # K and V of two heads of 32 in a layer each; hidden states
 
 
-def test_without_a_head_it_says_what_to_use(tmp_path: Path) -> None:
+def test_without_a_head_it_reports_what_to_use(tmp_path: Path) -> None:
     build_checkpoint(tmp_path, "llama-gqa-tied")
     for path in (tmp_path, MODEL):
         with pytest.raises(BootError, match=r"no head of multi-token prediction.*use --speculative ngram"):

@@ -55,7 +55,7 @@ def test_whole_vocabularies(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", COMPOSING)
-def test_characters_are_composed_first_if_the_model_wants_it(tmp_path: Path, name: str) -> None:
+def test_characters_are_composed_first_if_the_model_requests_it(tmp_path: Path, name: str) -> None:
     texts: list[list[int]] = []
     write_tokenizer(reduced_metadata(name), tmp_path)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
