@@ -110,7 +110,7 @@ def test_every_reply_is_documented_and_no_request_breaks_the_server(
         suppress_health_check=list(hypothesis.HealthCheck),
         phases=[hypothesis.Phase.generate],
     )
-    @hypothesis.provided(case=described[label].as_strategy(generation_mode=mode))
+    @hypothesis.given(case=described[label].as_strategy(generation_mode=mode))
     def ask(case: Case) -> None:
         response = case.call(timeout=60)
         statuses.append(response.status_code)
