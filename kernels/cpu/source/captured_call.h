@@ -11,7 +11,7 @@ typedef int (*captured_fn)(const void *arguments);
 
 typedef struct {
   captured_fn run;
-  uint64_t arguments[MOST_WORDS];
+  uint64_t arguments[MAX_WORDS];
 } captured_call;
 
 #endif

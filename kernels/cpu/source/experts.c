@@ -3,13 +3,13 @@
 #ifndef SLUICE_EXPERTS
 #define SLUICE_EXPERTS
 /* The most experts of a layer; kernels/arguments/routes.py repeats it. */
-enum { MOST_EXPERTS = 1024 };
+enum { MAX_EXPERTS = 1024 };
 #endif
 
 /* Sets ranks to -inf except those of the best groups. A group's score is the sum of its best two ranks. */
 static void NAME(keep_best_groups)(const NAME(route_tokens_arguments) *of, float *ranks) {
   const int64_t size = of->num_experts / of->num_groups;
-  float sums[MOST_EXPERTS];
+  float sums[MAX_EXPERTS];
   for (int64_t group = 0; group < of->num_groups; group++) {
     float first = -INFINITY, second = -INFINITY;
     for (int64_t i = group * size; i < (group + 1) * size; i++) {
@@ -32,7 +32,7 @@ static void NAME(keep_best_groups)(const NAME(route_tokens_arguments) *of, float
 static void NAME(route_token)(const void *data, int64_t token) {
   const NAME(route_tokens_arguments) *of = data;
   const element *logits = of->logits + token * of->num_experts;
-  float scores[MOST_EXPERTS], ranks[MOST_EXPERTS], largest = -INFINITY, total = 0.0f, sum = 0.0f;
+  float scores[MAX_EXPERTS], ranks[MAX_EXPERTS], largest = -INFINITY, total = 0.0f, sum = 0.0f;
   for (int64_t i = 0; i < of->num_experts; i++) largest = WIDEN(logits[i]) > largest ? WIDEN(logits[i]) : largest;
   for (int64_t i = 0; i < of->num_experts; i++) {
     scores[i] = of->is_sigmoid ? 1.0f / (1.0f + expf(-WIDEN(logits[i]))) : expf(WIDEN(logits[i]) - largest);
