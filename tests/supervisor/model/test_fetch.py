@@ -229,7 +229,11 @@ def test_the_look_up_ends_with_its_parent(tmp_path: Path):
         )
         parent = subprocess.Popen(
             [sys.executable, "-c", code],
-            env=environment(HF_HOME=str(tmp_path), HF_ENDPOINT=f"http://127.0.0.1:{silent.getsockname()[1]}"),
+            env=environment(
+                HF_HOME=str(tmp_path),
+                HF_ENDPOINT=f"http://127.0.0.1:{silent.getsockname()[1]}",
+                HF_HUB_OFFLINE="0",  # tests that import transformers set it
+            ),
         )
         silent.settimeout(TIMEOUT_S)
         connection, _ = silent.accept()
