@@ -72,7 +72,7 @@ def test_a_reader_that_does_not_read_never_blocks_the_writer_and_receives_how_mu
     while part := read_all(pipe[0]):
         text += part
         console.flush()
-    console.show("now somebody reads")
+    console.show("the terminal reads again")
     text += read_all(pipe[0])
     lines = text.splitlines()
     assert lines[0].split() == ["line", "0"]
@@ -80,7 +80,7 @@ def test_a_reader_that_does_not_read_never_blocks_the_writer_and_receives_how_mu
     num_dropped = 10 * MAX_HELD_LINES - (len(lines) - 2)
     assert num_dropped > 0
     assert lines[-2] == f"({num_dropped} lines were dropped: they were not read)"
-    assert lines[-1] == "now somebody reads"
+    assert lines[-1] == "the terminal reads again"
 
 
 def test_the_progress_of_a_new_incarnation_is_notified_from_its_beginning(pipe: tuple[int, int]):
@@ -103,7 +103,7 @@ def test_a_reader_that_is_gone_is_no_error():
     reader, writer = os.pipe()
     os.close(reader)
     console = Console(writer)
-    console.show("nobody hears this")
+    console.show("the client has gone")
     console.close()
     os.close(writer)
 
@@ -144,7 +144,7 @@ def test_as_json_the_notice_of_dropped_lines_is_an_object_too(pipe: tuple[int, i
     while part := read_all(pipe[0]):
         text += part
         console.flush()
-    console.show("now somebody reads")
+    console.show("the terminal reads again")
     lines = [json.loads(line) for line in (text + read_all(pipe[0])).splitlines()]
     assert "lines were dropped" in lines[-2]["message"]
-    assert lines[-1]["message"] == "now somebody reads"
+    assert lines[-1]["message"] == "the terminal reads again"

@@ -109,5 +109,5 @@ def test_each_asker_gets_its_own_answer(directory: Path):
         waiter.wait(TIMEOUT_S)
         assert list(client.receive()) == [Answer(number, Done(f"to {number}"))]
         client.close()
-    server.send_to(askers[0], Answer(0, Done("nobody hears this")))
+    server.send_to(askers[0], Answer(0, Done("the client has gone")))
     server.close()
