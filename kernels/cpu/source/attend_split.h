@@ -2,6 +2,12 @@
 
    KV(x) is the name of x for a cache of `kv_element`; WIDEN_KV makes a float of one. */
 
+#if IS_BFLOAT16 && defined(__AMX_BF16__) && !IS_CODES
+#define KV_ON_TILES 1
+#else
+#define KV_ON_TILES 0
+#endif
+
 /* Tokens in the order in which they are read, some heads of each: those of a block from its key `first`, a multiple of
    NEAR_KEYS, to `end`. Keys before `begin` are not seen. */
 typedef struct {
@@ -31,7 +37,8 @@ INLINE void KV(ask_lines)(KV(cursor) *c, int count) {
       c->next.num_tokens = 0;
       if (c->token >= c->here.num_tokens) return;
     }
-    __builtin_prefetch((const char *)(c->here.from + c->here.offsets[c->token]) + c->line * LINE_BYTES, 0, ASKED_NEAR);
+    __builtin_prefetch((const char *)(c->here.from + c->here.offsets[c->token]) + c->line * LINE_BYTES, 0,
+                       KV_ON_TILES ? 2 : ASKED_NEAR);
     if (++c->line == c->num_lines) c->line = 0, c->token++;
   }
 }
@@ -39,6 +46,38 @@ INLINE void KV(ask_lines)(KV(cursor) *c, int count) {
 /* The lines of four keys that their number of elements in a register takes. */
 #define NEAR_LINES (NEAR_KEYS * QUAD_LANES * UNIT * (int)sizeof(kv_element) / LINE_BYTES)
 
+/* Finds the keys of a group of splits, from head `head` on. */
+static KV(stretch) KV(find_keys)(const NAME(paged_decode_call) *call, int64_t group, int64_t head, int64_t *offsets) {
+  const decode_plan *plan = call->plan;
+  const int64_t split = plan->groups[group], row = plan->splits[split].row, start = split_start(plan, split);
+  const int begin = (int)(start % BLOCK), unseen = begin % NEAR_KEYS, num_keys = split_keys(plan, split);
+  NAME(find_tokens)(&call->of, plan->page_tables + row * plan->table_stride, head, start, num_keys, offsets + unseen);
+  for (int j = 0; j < unseen; j++) offsets[j] = offsets[unseen]; /* the pages of earlier keys may be another row's */
+#if IS_CODES
+  for (int j = 0; j < unseen + num_keys; j++) {
+    const int64_t place = offsets[j] / call->of.head_dim;
+    __builtin_prefetch(call->of.key_scales + place, 0, 2);
+    __builtin_prefetch(call->of.value_scales + place, 0, 2);
+  }
+#endif
+  return (KV(stretch)){call->of.keys, offsets, unseen + num_keys, begin - unseen, begin};
+}
+
+/* The keys of a split in a group whose keys are `keys`. */
+INLINE KV(stretch) KV(keys_of)(const NAME(paged_decode_call) *call, int64_t split, KV(stretch) keys) {
+  keys.num_tokens = keys.begin - keys.first + split_keys(call->plan, split);
+  return keys;
+}
+
+/* The place of the first query of a row's or split's head. */
+INLINE int64_t KV(place_of)(const NAME(paged_decode_call) *call, int64_t split, int64_t head) {
+  return (split * call->of.num_heads + head) * call->of.queries_a_head;
+}
+
+#if KV_ON_TILES
+#define HAS_TURNED 1
+#include "decode_tiles.h"
+#else
 #if IS_BFLOAT16 && defined(__AVX512BF16__) && IS_CODES
 #define HAS_TURNED 0
 #include "decode_codes.h"
@@ -164,34 +203,6 @@ INLINE void KV(attend_split)(const NAME(paged_decode_call) *call, int64_t first,
   for (int64_t q = 0; q < num_queries; q++) KV(put_in_order)(sums + q * PADDED_DIM(head_dim), head_dim, units[q]);
 }
 
-/* Finds the keys of a group of splits, from head `head` on. */
-static KV(stretch) KV(find_keys)(const NAME(paged_decode_call) *call, int64_t group, int64_t head, int64_t *offsets) {
-  const decode_plan *plan = call->plan;
-  const int64_t split = plan->groups[group], row = plan->splits[split].row, start = split_start(plan, split);
-  const int begin = (int)(start % BLOCK), unseen = begin % NEAR_KEYS, num_keys = split_keys(plan, split);
-  NAME(find_tokens)(&call->of, plan->page_tables + row * plan->table_stride, head, start, num_keys, offsets + unseen);
-  for (int j = 0; j < unseen; j++) offsets[j] = offsets[unseen]; /* the pages of earlier keys may be another row's */
-#if IS_CODES
-  for (int j = 0; j < unseen + num_keys; j++) {
-    const int64_t place = offsets[j] / call->of.head_dim;
-    __builtin_prefetch(call->of.key_scales + place, 0, 2);
-    __builtin_prefetch(call->of.value_scales + place, 0, 2);
-  }
-#endif
-  return (KV(stretch)){call->of.keys, offsets, unseen + num_keys, begin - unseen, begin};
-}
-
-/* The keys of a split in a group whose keys are `keys`. */
-INLINE KV(stretch) KV(keys_of)(const NAME(paged_decode_call) *call, int64_t split, KV(stretch) keys) {
-  keys.num_tokens = keys.begin - keys.first + split_keys(call->plan, split);
-  return keys;
-}
-
-/* The place of the first query of a row's or split's head. */
-INLINE int64_t KV(place_of)(const NAME(paged_decode_call) *call, int64_t split, int64_t head) {
-  return (split * call->of.num_heads + head) * call->of.queries_a_head;
-}
-
 /* Attends to the keys of a split with its row. */
 static void KV(attend_row)(const NAME(paged_decode_call) *call, int64_t split, KV(stretch) keys, KV(stretch) next,
                            int64_t head, int64_t num_heads, int ahead) {
@@ -241,6 +252,8 @@ static void KV(attend_near_rows)(const NAME(paged_decode_call) *call, int64_t sp
 }
 #endif
 
+#endif
+
 /* Attends to a group's keys with the rows of all its splits except the first, `split`. */
 INLINE void KV(attend_others)(const NAME(paged_decode_call) *call, int64_t split, KV(stretch) keys, int64_t head,
                               int64_t num_heads) {
@@ -267,8 +280,12 @@ static void KV(paged_decode_item)(const void *data, int64_t item) {
   const int64_t count = rest < call->heads_an_item ? rest : call->heads_an_item, size = count * head_dim;
   const int64_t begin = item % items_a_part * call->groups_an_item, beyond = begin + call->groups_an_item;
   const int64_t end = beyond < plan->num_groups ? beyond : plan->num_groups;
-  const int tokens_ahead = (int)(AHEAD_BYTES / (size * (int64_t)sizeof(kv_element))) + 1;
+  const int tokens_ahead = (int)(AHEAD_BYTES / (size * (int64_t)sizeof(kv_element))) + (KV_ON_TILES ? TILE_KEYS : 0) + 1;
   int64_t offsets[2][BLOCK];
+#if KV_ON_TILES
+  tile_settings before;
+  use_decode_tiles(tile_queries(call->of.queries_a_head), &before);
+#endif
   KV(stretch) keys = KV(find_keys)(call, begin, head, offsets[0]), next = keys;
   KV(cursor) cursor = KV(begin_at)(keys, (KV(stretch)){call->of.values, offsets[0], keys.num_tokens, 0, 0}, 0, size);
   KV(ask_lines)(&cursor, tokens_ahead * cursor.num_lines);
@@ -279,10 +296,14 @@ static void KV(paged_decode_item)(const void *data, int64_t item) {
     KV(attend_row)(call, split, keys, next, head, count, tokens_ahead);
     KV(attend_others)(call, split, keys, head, count);
   }
+#if KV_ON_TILES
+  leave_tiles(&before);
+#endif
 }
 
 #undef QUERY_BYTES
 #undef HAS_TURNED
+#undef KV_ON_TILES
 #undef NEAR_LINES
 #undef KV
 #undef kv_element

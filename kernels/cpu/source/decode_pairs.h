@@ -1,5 +1,7 @@
 /* Decode attention of a few keys, for processors that multiply pairs of bfloat16. */
 
+#include "pairs.h"
+
 /* Pairs of the query's elements, spread for score_turned. */
 INLINE float KV(prepare_query)(const uint16_t *query, const int head_dim, float scale, void *out) {
   for (int i = 0; i < head_dim; i += 32)
@@ -24,12 +26,9 @@ INLINE float KV(rate)(float scale) { return scale; }
 
 INLINE softmax KV(weigh)(float *scores, int begin, int end, float rate) { return weigh_pairs(scores, begin, end, rate); }
 
-/* Rounds a block's weights as prefill does, in place: each float's place holds those of two keys. */
+/* Rounds a block's weights as prefill does. */
 INLINE float KV(round_weights)(float *weights) {
-  for (int j = 0; j < BLOCK; j += 32) {
-    const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(weights + j + 16), _mm512_loadu_ps(weights + j));
-    _mm512_storeu_ps(weights + j / 2, _mm512_castsi512_ps((__m512i)both));
-  }
+  round_to_pairs(weights);
   return 1.0f;
 }
 

@@ -62,6 +62,10 @@ static void NAME(encoder_attention_item)(const void *data, int64_t item) {
     s->total[q] = 0.0f;
   }
   NAME(pack_queries)(query, of->query_stride, (int)queries, num_queries, (int)head_dim, s);
+#if ON_TILES
+  tile_settings before;
+  use_tiles(&before);
+#endif
   const int64_t seen_from = shift && start > shift ? start - shift : 0;
   const int64_t last = start + num_tokens + shift, end = shift && last < row_keys ? last : row_keys;
   const float *biases = of->biases ? of->biases + head * (2 * of->bias_reach + 1) : 0;
@@ -76,6 +80,9 @@ static void NAME(encoder_attention_item)(const void *data, int64_t item) {
       (of, scale, biases, group, left < QUERY_STRIDE ? left : QUERY_STRIDE, start, first, num_keys, padded_dim, s);
     }
   }
+#if ON_TILES
+  leave_tiles(&before);
+#endif
   element *out = (element *)of->out + (token * num_heads + head) * queries * head_dim;
   NAME(unpack_sums)(s, num_queries, (int)queries, (int)head_dim, out, num_heads * queries * head_dim);
 }
@@ -86,6 +93,7 @@ PUBLIC int NAME(encoder_attention)(const NAME(paged_decode_arguments) *of) {
 }
 
 #undef STEP
+#undef ON_TILES
 #undef packed
 #undef packed_step
 #undef TILE_ROWS

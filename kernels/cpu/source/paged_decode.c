@@ -17,6 +17,7 @@ enum {
   MAX_ITEM_QUERIES = 64,
   FEW_SHARING = 2, /* the rows of a group up to which turning K does not pay */
   NEAR_KEYS = 4,
+  TILE_KEYS = 32, /* at a time on tiles */
   NEAR_CHAINS = 8,
   NOTHING_AHEAD = -1
 };

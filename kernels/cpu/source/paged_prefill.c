@@ -37,13 +37,13 @@ typedef struct {
    `sums` are [groups, head dimension, QUERY_STRIDE]; scores and weights are those of one group. */
 typedef struct {
   packed keys[BLOCK * MAX_HEAD_DIM], values[BLOCK * MAX_HEAD_DIM];
-  packed_step query[MAX_HEAD_DIM / STEP * MAX_QUERIES];
+  packed_step query[(1 + ON_TILES) * MAX_HEAD_DIM / STEP * MAX_QUERIES];
 #if STEP == 1
   union {
     float scores[BLOCK * QUERY_STRIDE], weights[BLOCK * QUERY_STRIDE]; /* a weight takes its score's place */
   };
 #else
-  packed_step weights[BLOCK / STEP * QUERY_STRIDE];
+  packed_step weights[(1 + ON_TILES) * BLOCK / STEP * QUERY_STRIDE];
   float scores[BLOCK * QUERY_STRIDE];
 #endif
   float sums[MAX_HEAD_DIM * MAX_QUERIES], level[MAX_QUERIES], total[MAX_QUERIES];
@@ -197,7 +197,14 @@ static void NAME(paged_prefill_item)(const void *data, int64_t item) {
   if (STEP == 2 && call->of.key_scales) NAME(pack_query_codes)(query, call->of.query_stride, (int)queries, num_queries, (int)head_dim, scale, s);
   else NAME(pack_queries)(query, call->of.query_stride, (int)queries, num_queries, (int)head_dim, s);
   const int32_t *pages = call->of.page_tables + row * call->of.table_stride;
+#if ON_TILES
+  tile_settings before;
+  use_tiles(&before);
+#endif
   NAME(attend_keys)(&call->of, pages, head, scale, num_queries, num_keys, padded_dim, s);
+#if ON_TILES
+  leave_tiles(&before);
+#endif
   element *out = (element *)call->of.out + (token * num_heads + head) * queries * head_dim;
   NAME(unpack_sums)(s, num_queries, (int)queries, (int)head_dim, out, num_heads * queries * head_dim);
 }

@@ -2,17 +2,35 @@
 
 #include "pairs.h"
 
-#define ENDS_STEP TOTAL_LANES /* keys that are taken together */
+#define ENDS_STEP (TILE_ROWS > TOTAL_LANES ? TILE_ROWS : TOTAL_LANES) /* keys that are taken together */
 
 /* The strides of `values`, for tile_product. */
+#if ON_TILES
+#define VALUES_ROW BLOCK
+#define VALUES_STEP(padded_dim) 2
+#else
 #define VALUES_ROW 2
 #define VALUES_STEP(padded_dim) (2 * (padded_dim))
+#endif
 
-/* Loads 32 elements of the cache, codes as int16; missing ones are 0. */
+/* 32 int16 as they are multiplied: for tiles the high or the low byte of each as bfloat16, which holds them exactly. */
+INLINE __m512i int16_to_bfloat16(__m512i x) {
+  const __m512i low = _mm512_cvtepi16_epi32(_mm512_castsi512_si256(x));
+  const __m512i high = _mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(x, 1));
+  return (__m512i)_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low));
+}
+
+INLINE __m512i NAME(int16_part)(__m512i x, int is_low) {
+  if (!ON_TILES) return x;
+  return int16_to_bfloat16(is_low ? _mm512_and_si512(x, _mm512_set1_epi16(255)) : _mm512_srai_epi16(x, 8));
+}
+
+/* Loads 32 elements of the cache, codes as int16 or, for tiles, as bfloat16; missing ones are 0. */
 INLINE __m512i NAME(load_cached)(const void *from, int64_t at, __mmask32 lanes, const int is_codes) {
   const element *elements = (const element *)from + at;
   if (!is_codes) return lanes == 0xffffffffu ? _mm512_loadu_si512(elements) : _mm512_maskz_loadu_epi16(lanes, elements);
-  return _mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi8(lanes, (const int8_t *)from + at));
+  const __m512i codes = _mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi8(lanes, (const int8_t *)from + at));
+  return ON_TILES ? int16_to_bfloat16(codes) : codes;
 }
 
 /* Elements beyond the last query of its vector and beyond head_dim are 0. */
@@ -42,22 +60,36 @@ static void NAME(pack_query_codes)(const element *query, int64_t stride, int que
       s->query_scales[q + i] = q + i < num_queries ? scale * query_to_int16(mine, head_dim, rows[i]) : 0.0f;
     }
     for (int d = 0; d < head_dim; d += 32) {
-      __m512i pairs[16];
-      for (int i = 0; i < 16; i++) pairs[i] = _mm512_loadu_si512(rows[i] + d);
-      transpose_pairs(pairs);
       uint32_t *out = s->query + column_of(q, PADDED_DIM(head_dim) / 2) + d / 2 * QUERY_STRIDE;
-      for (int i = 0; i < 16; i++) _mm512_store_si512(out + i * QUERY_STRIDE, pairs[i]);
+      for (int part = 0; part < 1 + ON_TILES; part++, out += LOW_QUERY) {
+        __m512i pairs[16];
+        for (int i = 0; i < 16; i++) pairs[i] = NAME(int16_part)(_mm512_loadu_si512(rows[i] + d), part);
+        transpose_pairs(pairs);
+        for (int i = 0; i < 16; i++) _mm512_store_si512(out + i * QUERY_STRIDE, pairs[i]);
+      }
     }
   }
 }
 
-/* keys: [BLOCK, padded_dim]; values: [BLOCK / 2, padded_dim] pairs; 0 beyond `num_keys` and beyond head_dim. */
+#if ON_TILES
+/* values: from [BLOCK / 2, padded_dim] to [padded_dim, BLOCK / 2] pairs. */
+static void NAME(turn_values)(int padded_dim, NAME(prefill_scratch) *s) {
+  uint32_t *pairs = (uint32_t *)s->values, turned[BLOCK / 2 * MAX_HEAD_DIM];
+  for (int j = 0; j < BLOCK / 2; j += 16)
+    for (int d = 0; d < padded_dim; d += 16) {
+      __m512i rows[16];
+      for (int i = 0; i < 16; i++) rows[i] = _mm512_load_si512(pairs + (j + i) * padded_dim + d);
+      transpose_pairs(rows);
+      for (int i = 0; i < 16; i++) _mm512_storeu_si512(turned + (d + i) * (BLOCK / 2) + j, rows[i]);
+    }
+  memcpy(pairs, turned, sizeof(uint32_t) * BLOCK / 2 * (size_t)padded_dim);
+}
+#endif
+
+/* keys: [BLOCK, padded_dim]; values: [BLOCK / 2, padded_dim] pairs, or for tiles [padded_dim, BLOCK / 2]; 0 beyond `num_keys` and beyond head_dim. */
 INLINE void NAME(pack_block)(const NAME(paged_decode_arguments) *cache, int num_keys, int padded_dim, const cached_form form,
                              NAME(prefill_scratch) *s) {
   const int head_dim = (int)cache->head_dim, is_codes = form == CODES;
-  const __m512i neighbours = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
-                                              37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-  const __m512i further = _mm512_add_epi16(neighbours, _mm512_set1_epi16(16));
   uint32_t *pairs = (uint32_t *)s->values;
   for (int j = 0; j < BLOCK; j += 2) {
     const int64_t at[2] = {j < num_keys ? s->offsets[j] : 0, j + 1 < num_keys ? s->offsets[j + 1] : 0};
@@ -68,11 +100,12 @@ INLINE void NAME(pack_block)(const NAME(paged_decode_arguments) *cache, int num_
       _mm512_store_si512(s->keys + (j + 1) * padded_dim + d, NAME(load_cached)(cache->keys, at[1] + d, second, is_codes));
       const __m512i even = NAME(load_cached)(cache->values, at[0] + d, first, is_codes);
       const __m512i odd = NAME(load_cached)(cache->values, at[1] + d, second, is_codes);
-      uint32_t *out = pairs + j / 2 * padded_dim + d;
-      _mm512_store_si512(out, _mm512_permutex2var_epi16(even, neighbours, odd));
-      _mm512_store_si512(out + 16, _mm512_permutex2var_epi16(even, further, odd));
+      store_pairs(even, odd, pairs + j / 2 * padded_dim + d);
     }
   }
+#if ON_TILES
+  NAME(turn_values)(padded_dim, s);
+#endif
 }
 
 /* Turns the integers of 16 queries into scores. */
@@ -98,7 +131,9 @@ INLINE void NAME(round_to_int16)(int column, int num_keys, __m512i largest, NAME
     const float *weights = s->scores + j * QUERY_STRIDE + column;
     const __m512i even = _mm512_cvtepu16_epi32(to_int16(_mm512_load_ps(weights), inverse));
     const __m512i odd = _mm512_cvtepu16_epi32(to_int16(_mm512_load_ps(weights + QUERY_STRIDE), inverse));
-    _mm512_store_si512(s->weights + j / 2 * QUERY_STRIDE + column, _mm512_or_si512(even, _mm512_slli_epi32(odd, 16)));
+    const __m512i pairs = _mm512_or_si512(even, _mm512_slli_epi32(odd, 16));
+    for (int part = 0; part < 1 + ON_TILES; part++)
+      _mm512_store_si512(s->weights + part * LOW_WEIGHTS + j / 2 * QUERY_STRIDE + column, NAME(int16_part)(pairs, part));
   }
 }
 

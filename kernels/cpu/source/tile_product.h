@@ -14,8 +14,16 @@
 #define packed_step float
 #endif
 
-#if defined(__AVX512F__)
-#define TILE_ROWS 8 /* rows are a multiple of it */
+#if STEP == 2 && defined(__AMX_BF16__)
+#define ON_TILES 1
+#else
+#define ON_TILES 0
+#endif
+
+#if ON_TILES
+#define TILE_ROWS 32 /* rows are a multiple of it, and so are steps * STEP of a product on tiles */
+#elif defined(__AVX512F__)
+#define TILE_ROWS 8
 #else
 #define TILE_ROWS 4
 #endif
@@ -31,6 +39,9 @@ enum { TILE_LANES = 4 };
 #endif
 /* As many floats as a register holds: compilers keep sums of larger vectors in memory. */
 typedef float tile_vector __attribute__((vector_size(4 * TILE_LANES), aligned(4), may_alias));
+
+/* The steps from the high parts of int16 to the low ones, see prefill_tiles.h. */
+enum { LOW_QUERY = MAX_HEAD_DIM / 2 * MAX_QUERIES, LOW_WEIGHTS = BLOCK / 2 * QUERY_STRIDE };
 
 /* What becomes of the sums of a product: scores, integers from codes, or what a block adds to the sums of V. */
 typedef enum { SCORES, CODE_SCORES, VALUES, CODE_VALUES } product_kind;
@@ -54,6 +65,9 @@ INLINE tile_vector tile_fused(tile_vector a, tile_vector b, tile_vector c) {
 }
 #endif
 
+#if ON_TILES
+#include "prefill_tiles.h"
+#else
 /* One step of `vectors` * TILE_LANES columns of `rows` rows. */
 INLINE void NAME(tile_step)(const packed *a, int a_row, const packed_step *b, tile_vector sum[8][4], const int rows,
                             const int vectors, const product_kind kind) {
@@ -136,3 +150,4 @@ INLINE void NAME(tile_product)(const packed *a, int a_row, int a_step, const pac
 #endif
 }
 #undef ROWS
+#endif

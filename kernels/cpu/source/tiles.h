@@ -30,6 +30,14 @@ static void use_tiles(tile_settings *before) {
   configure_tiles((const int[])EIGHT(16), (const int[])EIGHT(64));
 }
 
+/* Tiles 0 and 1 are scores of 16 keys with `num_queries` queries, 2 and 3 K or pairs of V, 4 the queries, 5 and 6 sums of V,
+   7 weights. */
+static void use_decode_tiles(int num_queries, tile_settings *before) {
+  const int n = num_queries, width = 4 * n;
+  _tile_storeconfig(before);
+  configure_tiles((const int[]){16, 16, 16, 16, 16, n, n, n}, (const int[]){width, width, 64, 64, width, 64, 64, 64});
+}
+
 /* Sets tiles 0 to 3 to the 2 by 2 sums at `sums`, or to 0. `next` and `second` are the bytes from tile 0 to
    tile 1 and to tile 2; tiles 2 and 3 exist only with `has_second`. */
 INLINE void load_sums(const void *sums, int64_t next, int64_t second, int stride, const int is_zero, const int has_second) {
