@@ -81,8 +81,7 @@ class PackedFormat:
         return PackedWeight(allocate_packed(num_outputs, _round_up(num_inputs), dtype), num_outputs, num_inputs)
 
     def restore(self, stored: Tensor, numbers: tuple[int, ...]) -> PackedWeight:
-        num_outputs, num_inputs = numbers
-        return PackedWeight(stored, num_outputs, num_inputs)
+        return PackedWeight(stored, *numbers)
 
 
 PACKED = PackedFormat()
