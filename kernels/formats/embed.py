@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.dispatch import find_implementation
-from kernels.formats.packed import PACKED
+from kernels.formats.packed import PACKED, PackedWeight
 from kernels.formats.plain import PLAIN
 from kernels.formats.weight_format import Weight
 
@@ -36,6 +36,8 @@ def embed(
     assert token_ids_T.dtype == positions_T.dtype == torch.int32
     assert token_ids_T.shape == positions_T.shape
     table, is_packed = token_table_VE.stored, LAYOUTS.get(token_table_VE.format.name)
+    if isinstance(token_table_VE, PackedWeight) and token_table_VE.is_padded:
+        is_packed = None
     like = table if is_packed is not None else position_table_ME
     implementation = None if like is None else find_implementation("embed", like)
     if implementation is None:

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.cpu.huge_pages import empty_huge
-from kernels.cpu.library import loaded_isa
 from kernels.dispatch import call, find_implementation
 from kernels.operations.gelu import GeluKind, gelu_reference
 
@@ -18,11 +17,7 @@ STEP, BLOCK = 32, 32
 
 
 def has_packed_kernel(weight_OI: Tensor) -> bool:
-    """True if packing this weight pays: a C kernel takes it, and in float32 torch has no wider vectors than that."""
-    if weight_OI.shape[1] % STEP or find_implementation("packed_linear", weight_OI) is None:
-        return False
-    is_narrow = loaded_isa() == "avx2" and torch.backends.cpu.get_cpu_capability() != "AVX2"
-    return weight_OI.dtype != torch.float32 or not is_narrow
+    return find_implementation("packed_linear", weight_OI) is not None
 
 
 def pack(weight_OI: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ def test_it_is_the_sum_of_two_rows(dtype: torch.dtype, size: int, device: str) -
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_packed_table_has_the_same_rows(dtype: torch.dtype) -> None:
     tokens, places = torch.randn(70, 96).to(dtype), torch.randn(9, 96).to(dtype)
-    packed = PackedWeight(pack(tokens), 70)
+    packed = PackedWeight(pack(tokens), *tokens.shape)
     ids = torch.tensor([69, 0, 31, 32, 33, 7], dtype=torch.int32)
     positions = torch.tensor([0, 8, 3, 2, 1, 1], dtype=torch.int32)
     for table in (None, places):

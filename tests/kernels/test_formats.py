@@ -3,14 +3,14 @@ import torch
 from torch.nn import functional
 
 from kernels.formats import plain
-from kernels.formats.packed import PackedWeight
+from kernels.formats.packed import PACKED
 from kernels.formats.packed_blocks import PackedBlocksWeight
 from kernels.formats.plain import PlainWeight
 from kernels.formats.quantized import QUANTIZED
 from kernels.formats.weight_format import Weight
 from kernels.operations.block_linear import unpack
 from kernels.operations.gelu import GeluKind
-from kernels.operations.packed_linear import has_packed_kernel, pack
+from kernels.operations.packed_linear import has_packed_kernel
 from kernels.operations.quantize import Bits
 
 
@@ -32,7 +32,9 @@ def test_it_is_the_product_whatever_computes_it(
     with torch.inference_mode():
         layers = [PlainWeight(weight.to(dtype)).linear(bias.to(dtype) if has_bias else None, activation)]
         if has_packed_kernel(weight.to(dtype)):
-            packed = PackedWeight(pack(weight.to(dtype)), len(weight))
+            packed = PACKED.allocate((70, 48), dtype, weight.device)
+            packed.set_rows(0, weight.to(dtype))
+            assert torch.equal(packed.look_up(torch.tensor([69, 3])), weight[[69, 3]].to(dtype))
             layers.append(packed.linear(bias.to(dtype) if has_bias else None, activation))
         for layer in layers:
             check(layer(x.to(dtype)), expected)

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.arguments.lora_slots import LoraSlots
+from kernels.arguments.lora_slots import LoraSlots, TokenAdapters
 from kernels.formats.packed import PACKED
 from kernels.formats.plain import PLAIN
 from kernels.formats.weight_format import Linear, Weight
+from kernels.operations.lora_linear import lora_linear
 from kernels.operations.packed_linear import has_packed_kernel
 from scheduler_proc.computing.model.blocks.embedding import POSITIONS, TOKENS, Embedding
 from scheduler_proc.computing.model.blocks.head import HEAD, Head
@@ -115,17 +116,17 @@ class AdapterSlots:
 
 @dataclass(frozen=True)
 class UpdatedHead:
-    """The weight of a head with an adapter's update; that of the model may have any format."""
+    """The weight of a head with an adapter's update, in the only slot; that of the model may have any format."""
 
     weight: Weight
-    update: LowRank
+    update: LoraSlots
 
     def linear(self, bias_O: None, activation: None) -> Linear:
-        base, (a_RE, b_RV, scale) = self.weight.linear(bias_O, activation), self.update
+        base = self.weight.linear(bias_O, activation)
 
         def compute(x_NE: Tensor, out_NV: Tensor | None = None) -> Tensor:
-            logits_NV = base(x_NE, out_NV)
-            return logits_NV.copy_(logits_NV.float() + scale * (x_NE.float() @ a_RE.float().T) @ b_RV.float())
+            adapters = TokenAdapters(torch.zeros(len(x_NE), dtype=torch.int32, device=x_NE.device), 1)
+            return lora_linear(x_NE, self.update, adapters, base(x_NE, out_NV))
 
         return compute
 
@@ -178,7 +179,10 @@ class OwnTables:
     def _make_head(self, head: Tensor | LowRank) -> Any:
         device = self._placement.device
         if not isinstance(head, Tensor):
-            return UpdatedHead(self._head, LowRank(head.a.to(device), head.b.to(device), head.scale))
+            a_RE, b_RV = (part.to(device, self._placement.dtype).contiguous() for part in head[:2])
+            ranks, ends = (torch.tensor([size], dtype=torch.int32, device=device) for size in b_RV.shape)
+            scales = torch.tensor([[head.scale]], device=device)
+            return UpdatedHead(self._head, LoraSlots(a_RE[None, None], b_RV[None], ranks[None], scales, ends))
         rows_VE = head.to(device)
         weight_format = PACKED if has_packed_kernel(rows_VE) else PLAIN
         weight = weight_format.allocate(tuple(rows_VE.shape), rows_VE.dtype, device)

@@ -173,7 +173,11 @@ def route(num_tokens: int, dtype: torch.dtype) -> None:
     blocks.set_rows(0, plausible_rows("Q4_K", 7 * 64, 256))
     routes = route_tokens(logits, Routing(num_chosen=3, is_renormalized=True))
     rows = gather_rows(x, routes)
-    for weight in (PackedWeight(pack(values), 7 * 64), *(QUANTIZED[bits].quantize(values) for bits in (8, 4)), blocks):
+    for weight in (
+        PackedWeight(pack(values), *values.shape),
+        *(QUANTIZED[bits].quantize(values) for bits in (8, 4)),
+        blocks,
+    ):
         out = combine_experts(
             weight.experts(torch.randn(7 * 64).to(dtype))(rows, routes, None),
             routes,

@@ -45,7 +45,7 @@ def make_weights() -> Weights:
     weight_OI = torch.randn(70, 64, generator=generator)
     return {
         "norm": PlainWeight(torch.arange(5.0)),
-        "packed": PackedWeight(pack(weight_OI.bfloat16()), 70),
+        "packed": PackedWeight(pack(weight_OI.bfloat16()), *weight_OI.shape),
         "quantized": QUANTIZED[8].quantize(weight_OI),
         "large": PlainWeight(torch.randn(900, 1000, generator=generator).bfloat16()),
     }

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from kernels.formats import registry
 from kernels.gpu.triton_kernels import NAMES
 from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.loading import formats
 from scheduler_proc.computing.model.attention_description import AttentionDescription
 from tests.checkpoints import build_checkpoint, make_config
 from tests.gguf_models import build_block_model
@@ -81,8 +82,11 @@ NUM_TOKENS = 2
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU every test of the runner takes the Triton kernels")
 @pytest.mark.parametrize("variant", OPERATIONS)
-def test_triton_kernels_give_the_tokens_of_transformers(variant: str, tmp_path: Path) -> None:
-    """Prompts in chunks, decode rows with prefill rows, pages in any order."""
+def test_triton_kernels_give_the_tokens_of_transformers(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts in chunks, decode rows with prefill rows, pages in any order. Weights are not packed, as on a GPU."""
+    monkeypatch.setattr(formats, "has_packed_kernel", lambda weight: False)
     model = build_checkpoint(tmp_path, variant, **FEW_LAYERS.get(variant, ONE_LAYER))
     runner = load_runner(make_config(tmp_path, block_size=4, num_pages=32), lambda text, fraction: None)
     with triton_in_use() as taken:
