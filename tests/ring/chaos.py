@@ -3,8 +3,9 @@
     python -m tests.ring.chaos --seconds 600 --seed 1
     python -m tests.ring.chaos --seconds 3600 --quiet --think-s 20
     python -m tests.ring.chaos --data-parallel 2 --kill-engines-every 3 --model assets/shakespeare-gpt2 --json FILE
+    python -m tests.ring.chaos --model assets/smollm2-135m-instruct -- --dtype auto --speculative ngram
 
-Each request of a fixed set is first run undisturbed. Then 32 clients send random requests of the set, and some
+Flags after `--` are the server's. Each request of a fixed set is first run undisturbed. Then 32 clients send random requests of the set, and some
 disconnect in the middle. Every few seconds the tokenizer, the scheduler or the detokenizer is killed (SIGKILL) or
 stopped (SIGSTOP, which counts as a hang), or frames to or from it are dropped, duplicated or corrupted; `--quiet`
 disables this. Every client that stays must get the text, the ids and the end of the undisturbed run. No request may be
@@ -46,7 +47,7 @@ NUM_UNDISTURBED = 8
 """Requests that run at once before the disturbances."""
 
 CONTEXT = 256
-READY_TIMEOUT_S = 90.0
+READY_TIMEOUT_S = 180.0
 RETRY_S = 0.1
 LONG_PAUSE_S = 0.5
 LEAVE_CHANCE = 0.15
@@ -437,8 +438,7 @@ def run_chaos(
 def chaos_ring(*flags: str, model: str = "") -> Iterator[tuple[ServerProcess, RingClient]]:
     """A server of `model`, or of a tiny one."""
     with tempfile.TemporaryDirectory(prefix="sluice-chaos-") as directory:
-        path = Path(directory)
-        write_tiny_llama(path, CONTEXT)
+        write_tiny_llama(Path(directory), CONTEXT)
         arguments = ["--model", model or directory, "--cpu-threads", "1", *FLAGS, *flags]
         with started_server(arguments, READY_TIMEOUT_S) as (server, target):
             yield server, RingClient(f"http://{target.host}:{target.port}", server.run_dir)
@@ -456,8 +456,9 @@ def main() -> int:
         "--think-s", type=float, default=0.0, metavar="S", help="mean pause between a client's requests"
     )
     parser.add_argument("--quiet", action="store_true", help="load alone: nothing is killed or harmed")
+    parser.add_argument("flags", nargs="*", help="after --: flags of the server")
     arguments = parser.parse_args()
-    flags = QUIET_FLAGS if arguments.quiet else ()
+    flags = (*(QUIET_FLAGS if arguments.quiet else ()), *arguments.flags)
     engines = ("--data-parallel", str(arguments.data_parallel))
     with chaos_ring(*engines, *flags, model=arguments.model) as (server, ring):
         try:
@@ -472,6 +473,7 @@ def main() -> int:
     if arguments.json:
         settings = {
             "engines": arguments.data_parallel,
+            "flags": arguments.flags,
             "seconds": arguments.seconds,
             "clients": NUM_CLIENTS,
             "think_s": arguments.think_s,
