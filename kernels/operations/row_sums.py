@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 SUMMED_AT_ONCE = 1 << 14
-"""Of a single row that is much longer, torch gives each thread a part: the sum's bits would depend on the threads."""
+"""Torch divides a single row that is much longer among the threads: the sum's bits would depend on their number."""
 
 
 def row_sums(values_NV: Tensor) -> Tensor:

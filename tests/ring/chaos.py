@@ -5,12 +5,13 @@
     python -m tests.ring.chaos --data-parallel 2 --kill-engines-every 3 --model assets/shakespeare-gpt2 --json FILE
     python -m tests.ring.chaos --model assets/smollm2-135m-instruct -- --dtype auto --speculative ngram
 
-Flags after `--` are the server's. Each request of a fixed set is first run undisturbed. Then 32 clients send random requests of the set, and some
+Each request of a fixed set is first run undisturbed. Then 32 clients send random requests of the set, and some
 disconnect in the middle. Every few seconds the tokenizer, the scheduler or the detokenizer is killed (SIGKILL) or
 stopped (SIGSTOP, which counts as a hang), or frames to or from it are dropped, duplicated or corrupted; `--quiet`
 disables this. Every client that stays must get the text, the ids and the end of the undisturbed run. No request may be
 rejected: requests that arrive while a process is away wait for it. The launcher must report no stall. With
-`--kill-engines-every` only engines are killed (SIGKILL), one at a time: the next one when all serve again.
+`--kill-engines-every` only engines are killed (SIGKILL), one at a time: the next one when all serve again. Flags after
+`--` are the server's.
 """
 
 import argparse

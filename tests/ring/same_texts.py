@@ -4,7 +4,7 @@
     python -m tests.ring.same_texts --model assets/smollm2-135m-instruct ngram killed -- --dtype bfloat16
 
 The requests, 80 by default, first run one at a time on a server with the flags after `--`. Then they run again in each
-way of `WAYS`, at once unless it says otherwise. The report counts the requests whose reply is the same.
+way of `WAYS`, most of them at once. The report counts the requests whose reply is the same.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -34,7 +33,11 @@ TOKENS = 48
 DEATHS = 2
 """A request that is in three of them without a token counts as poison."""
 
-SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name"],
+}
 
 Request = dict[str, Any]
 Reply = dict[str, Any]
@@ -53,7 +56,7 @@ KINDS: tuple[Request, ...] = (
     {"temperature": 1.2, "top_n_sigma": 1.5},
     {"temperature": 0.7, "logit_bias": {"28": 3, "30": -5}, "bad_words": ["the"]},
     {"temperature": 0.8, "dry_multiplier": 0.8, "dry_allowed_length": 1},
-    {"temperature": 0.8, "min_tokens": 20, "stop": [" a", "ing"], "ignore_eos": False},
+    {"temperature": 0.8, "min_tokens": 10, "stop": [" a", "ing"], "ignore_eos": False},
     {"temperature": 0.8, "guided_regex": "(yes|no), because [a-z ]{20,60}[.]", "ignore_eos": False},
     {"guided_json": SCHEMA, "ignore_eos": False},
     {"temperature": 1.0, "prompt_logprobs": 1, "logprobs": 1},
@@ -130,7 +133,8 @@ async def ask_choices_alone(client: httpx.AsyncClient, request: Request) -> Repl
     one_each = [{**request, "n": 1, "seed": request["seed"] + index} for index in range(request["n"])]
     replies = [await ask(client, one) for one in one_each]
     total = sum(reply["completion_tokens"] for reply in replies)
-    return {"choices": sum((reply["choices"] for reply in replies), []), "completion_tokens": total}
+    choices = list(chain.from_iterable(reply["choices"] for reply in replies))
+    return {"choices": choices, "completion_tokens": total}
 
 
 async def one_by_one(run: Run) -> list[Reply]:
@@ -256,8 +260,9 @@ async def alone(run: Run) -> list[Reply]:
     replies: list[Reply] = []
     async with connect(run.ring) as client:
         for request in run.requests:
-            replies.append(await ask_choices_alone(client, request))
+            reply = await ask_choices_alone(client, request)
             await flush(client)
+            replies.append(reply)
     return replies
 
 
