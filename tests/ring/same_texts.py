@@ -13,7 +13,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, NamedTuple
@@ -37,6 +37,12 @@ SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
     "required": ["name"],
+}
+
+COUNTED = {
+    "preemptions": "vllm:num_preemptions",
+    "draft tokens accepted": "vllm:spec_decode_num_accepted_tokens",
+    "continuations": "sluice_continuations",
 }
 
 Request = dict[str, Any]
@@ -73,7 +79,7 @@ class Run(NamedTuple):
     requests: Sequence[Request]
 
 
-Way = Callable[[Run], Awaitable[list[Reply]]]
+Way = Callable[[Run], Coroutine[Any, Any, list[Reply]]]
 
 
 def prompts(num: int) -> list[str]:
@@ -160,6 +166,13 @@ async def reversed_order(run: Run) -> list[Reply]:
     return replies[::-1]
 
 
+async def preempted(run: Run) -> list[Reply]:
+    """At once, on a server with too few pages for all of them."""
+    replies = await at_once(run)
+    assert counter(run.ring, COUNTED["preemptions"]), "no row was preempted"
+    return replies
+
+
 async def killed(run: Run) -> list[Reply]:
     """At once, with deaths of a scheduler in mid-stream, all of them if there are several engines."""
     return await _disturbed(run, lambda process, num: run.ring.kill(process, signal.SIGKILL, num))
@@ -195,13 +208,20 @@ async def _disturbed(run: Run, disturb: Callable[[str, int], int]) -> list[Reply
 def wait_for_tokens(ring: RingClient, num_tokens: int) -> None:
     """Waits until the server has produced this many more tokens."""
 
-    def produced() -> float:
-        lines = httpx.get(f"{ring.url}/metrics", timeout=CLIENT_TIMEOUT_S).text.splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total"))
-
-    begin, end_s = produced(), time.monotonic() + 60.0
-    while produced() < begin + num_tokens and time.monotonic() < end_s:
+    begin, end_s = counter(ring, "vllm:generation_tokens"), time.monotonic() + 60.0
+    while counter(ring, "vllm:generation_tokens") < begin + num_tokens and time.monotonic() < end_s:
         time.sleep(0.1)
+
+
+def counter(ring: RingClient, name: str) -> float:
+    """Returns the sum of a counter in the metrics over its labels."""
+    lines = httpx.get(f"{ring.url}/metrics", timeout=CLIENT_TIMEOUT_S).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}_total"))
+
+
+def counted(ring: RingClient) -> str:
+    """Returns what the server has done in its own ways since its start; a scheduler's counts begin again with it."""
+    return ", ".join(f"{counter(ring, name):.0f} {what}" for what, name in COUNTED.items())
 
 
 NGRAM = ("--speculative", "ngram")
@@ -220,14 +240,14 @@ WAYS: dict[str, tuple[tuple[str, ...], Way]] = {
     "small-chunks": (("--max-num-batched-tokens", "33", "--max-num-seqs", "20"), at_once),
     "pages-of-4": (("--block-size", "4"), at_once),
     "pages-of-128": (("--block-size", "128"), at_once),
-    "preempted": (("--num-pages", "80", "--max-model-len", "1024"), at_once),
+    "preempted": (("--num-pages", "80", "--max-model-len", "1024"), preempted),
     "no-overlap": (("--no-overlap",), at_once),
     "one-thread": (("--cpu-threads", "1"), at_once),
     "killed": ((), killed),
     "killed-ngram": (NGRAM, killed),
     "killed-no-cache": (("--no-keep-kv-cache",), killed),
     "restarted": ((), restarted),
-    "engines-killed": (("--data-parallel", "2", "--cpu-threads", "1"), killed),
+    "engines-killed": ((*NGRAM, "--data-parallel", "2", "--cpu-threads", "1"), killed),
 }
 """Flags of the server, and how it gets the requests. Ways with the same flags share a server."""
 
@@ -292,7 +312,8 @@ def check(model: str, names: Sequence[str], flags: Sequence[str], requests: Sequ
                 begin_s = time.monotonic()
                 found[name] = compare(asyncio.run(WAYS[name][1](Run(ring, requests))), expected, requests)
                 same = len(requests) - len(found[name])
-                print(f"{name}: {same} of {len(requests)} the same ({time.monotonic() - begin_s:.0f} s)", flush=True)
+                of_run = f"{time.monotonic() - begin_s:.0f} s; {counted(ring)}"
+                print(f"{name}: {same} of {len(requests)} the same ({of_run})", flush=True)
                 print(*found[name][:4], sep="\n", end="\n" if found[name] else "", flush=True)
     return found
 
