@@ -139,8 +139,8 @@ def _describe_difference(attempts: Iterable[Attempt], manifest: Manifest, flags:
     print(describe(found))
     if (_value_of("--device", flags) or manifest.config.model.device) != "cpu":
         print(
-            "(on a GPU the sums of a row may round otherwise in another batch, and a later token may then differ without "
-            "a fault; not with --deterministic, and never on a CPU)"
+            "(on a GPU without --deterministic the sums of a row may round otherwise in another batch, and a later "
+            "token may then differ without a fault)"
         )
     return False
 
