@@ -3,7 +3,7 @@
     python -m tests.ring.chaos --seconds 600 --seed 1
     python -m tests.ring.chaos --seconds 3600 --quiet --think-s 20
     python -m tests.ring.chaos --data-parallel 2 --kill-engines-every 3 --model assets/shakespeare-gpt2 --json FILE
-    python -m tests.ring.chaos --model assets/smollm2-135m-instruct -- --dtype auto --speculative ngram
+    python -m tests.ring.chaos --model assets/smollm2-135m-instruct -- --dtype float32 --speculative ngram
 
 Each request of a fixed set is first run undisturbed. Then 32 clients send random requests of the set, and some
 disconnect in the middle. Every few seconds the tokenizer, the scheduler or the detokenizer is killed (SIGKILL) or
@@ -68,7 +68,7 @@ EDGES = (
 PROCESSES = ("tokenizer", "scheduler", "detokenizer")
 """The kinds to kill; several engines are `scheduler`, `scheduler-2` …"""
 FLAGS = (
-    *("--dtype", "float32", "--enable-fault-injection", "--max-restarts-per-min", "1000"),
+    *("--enable-fault-injection", "--max-restarts-per-min", "1000"),
     *("--hang-timeout-s", "3", "--stall-s", "6", "--sse-keepalive-s", "5"),
 )
 
