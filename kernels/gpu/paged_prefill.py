@@ -38,7 +38,7 @@ def paged_prefill(
     assert query_THD.stride()[1:] == (head_dim, 1)
     assert out_THD.is_contiguous()
     launch_shape = launch_shape_of(num_heads // cache.num_heads, head_dim, query_THD.dtype, cache.keys.dtype)
-    tiles = _plan_here(len(query_THD), rows, launch_shape) if rows.tiles is None else rows.tiles
+    tiles = plan_here(len(query_THD), rows, launch_shape) if rows.tiles is None else rows.tiles
     assert tiles.shape[1] == TILE_WORDS
     assert tiles.is_contiguous()
     if not len(tiles):
@@ -69,7 +69,7 @@ def paged_prefill(
     )
 
 
-def _plan_here(num_tokens: int, rows: PrefillRows, launch_shape: tuple[int, int, int]) -> Tensor:
+def plan_here(num_tokens: int, rows: PrefillRows, launch_shape: tuple[int, int, int]) -> Tensor:
     tile_tokens = count_tile_tokens(*launch_shape)
     query_lens, context_lens = rows.query_lens.cpu().numpy(), rows.context_lens.cpu().numpy()
     tiles = torch.empty(max_prefill_tiles(num_tokens, len(query_lens), tile_tokens), TILE_WORDS, dtype=torch.int32)

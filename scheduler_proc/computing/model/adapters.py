@@ -16,6 +16,7 @@ from kernels.formats.packed import PACKED
 from kernels.formats.plain import PLAIN
 from kernels.formats.weight_format import Linear, Weight
 from kernels.operations.packed_linear import has_packed_kernel
+from kernels.operations.plain_linear import plain_linear
 from scheduler_proc.computing.model.blocks.embedding import POSITIONS, TOKENS, Embedding
 from scheduler_proc.computing.model.blocks.head import HEAD, Head
 from scheduler_proc.computing.model.description import ModelDescription
@@ -122,10 +123,12 @@ class UpdatedHead:
 
     def linear(self, bias_O: None, activation: None) -> Linear:
         base, (a_RE, b_RV, scale) = self.weight.linear(bias_O, activation), self.update
+        wide_RE, wide_VR = a_RE.float(), b_RV.float().T.contiguous()
 
         def compute(x_NE: Tensor, out_NV: Tensor | None = None) -> Tensor:
             logits_NV = base(x_NE, out_NV)
-            return logits_NV.copy_(logits_NV.float() + scale * (x_NE.float() @ a_RE.float().T) @ b_RV.float())
+            scaled_NR = scale * plain_linear(x_NE.float(), wide_RE, None)
+            return logits_NV.copy_(logits_NV.float() + plain_linear(scaled_NR, wide_VR, None))
 
         return compute
 
