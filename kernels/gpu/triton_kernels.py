@@ -55,8 +55,7 @@ NAMES: tuple[str, ...] = (
 """The operations with a Triton kernel: `kernels/gpu/<name>.py` has a function of that name."""
 
 FIXED: dict[str, str] = {
-    "paged_decode": "split_attention",
-    "paged_prefill": "split_attention",
+    "paged_decode": "split_decode",
     "plain_linear": "plain_linear",
 }
 """The operations with another kernel, or one at all, if launches are fixed: the files that have it."""

@@ -27,7 +27,7 @@ LEFT_OUT = (
     *("paged_decode: Qwen3-0.6B$", "paged_prefill: GPT-2 124M$", "rotate_store: Qwen3-0.6B$"),
     *("Falcon-H1", "Nemotron-H", "LFM2", "Granite-4.0-H, |(carry|prepare|decode|Qwen3-Next), float32"),
     *("paged_decode: heads of 256", "heads of 256, float32", "paged_decode: heads of 512$"),
-    *("split_attention: (GPT-2 124M|heads of 512|merge, heads of 128)$", "plain_linear: sums of parts"),
+    *("split_decode: (GPT-2 124M|heads of 512|merge, heads of 128)$", "plain_linear: sums of parts"),
 )
 """What differs in the shape alone from a case that is compiled, or has both of two features that others have alone."""
 

@@ -1,11 +1,13 @@
-"""The specializations of `split_attention` that are compiled in tests."""
+"""The specializations of attention with fixed launches that are compiled in tests."""
 
 from dataclasses import replace
 
 import torch
 
 from kernels.gpu.launch_table import HOPPER, Launch, launch_on
-from kernels.gpu.split_attention import attend, merge
+from kernels.gpu.paged_prefill import attend
+from kernels.gpu.split_decode import merge
+from kernels.plans.split_work import SPLIT_KEYS
 from tests.kernels.gpu.cases.compile_case import CompileCase, in_float32, with_codes, with_options
 from tests.kernels.gpu.cases.model_shapes import HEADS_OF_256, HEADS_OF_512, MODEL_SHAPES, WIDE_SHAPES, ModelShape
 
@@ -16,7 +18,7 @@ def _launch_of(shape: ModelShape, cached: torch.dtype) -> Launch:
 
 _SIGNATURE = (
     dict.fromkeys(("query", "keys", "values", "key_scales", "value_scales", "out"), "*bf16:16")
-    | dict.fromkeys(("page_tables", "lens", "tiles"), "*i32")
+    | dict.fromkeys(("page_tables", "context_lens", "tiles"), "*i32:16")
     | dict.fromkeys(("partials", "maxima", "sums", "sinks"), "*fp32:16")
     | {"scale_log2": "fp32", "cap_log2": "fp32", "query_stride": "i32:16", "table_stride": "i32"}
 )
@@ -34,6 +36,7 @@ _CASES = {
             "WINDOW": 0,
             "HAS_CAP": False,
             "HAS_SINKS": False,
+            "SPLIT": SPLIT_KEYS,
         },
         launch=_launch_of(shape, torch.bfloat16),
         max_registers=255,
@@ -62,7 +65,7 @@ COMPILE_CASES = (
         in_float32(_CASES[model], launch=_launch_of(shape, torch.float32), has_wgmma=False, max_spilled_bytes=spilled)
         for model, shape, spilled in (
             ("GPT-2 124M", MODEL_SHAPES["GPT-2 124M"], 0),
-            ("Qwen3-0.6B", MODEL_SHAPES["Qwen3-0.6B"], 8),
+            ("Qwen3-0.6B", MODEL_SHAPES["Qwen3-0.6B"], 104),
             ("heads of 256", HEADS_OF_256, 120),
         )
     ),
