@@ -3,16 +3,16 @@
 In the interpreter (see `tests/kernels/gpu/test_split_decode.py`): logprobs are equal to the bit in any schedule.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.check_deterministic import compute
+from benchmarks.model_shapes import PAGE_SIZE
 from kernels.formats import plain, registry
 from kernels.gpu.launch_table import fix_launches, has_fixed_launches
 from messages.errors import BootError
-from messages.ring.requests import SamplingParams
 from scheduler_proc.computing.backends.cuda.backend import CudaBackend
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.loading import formats
@@ -22,12 +22,9 @@ from tests.gguf_models import build_block_model
 from tests.kernels.gpu.triton_in_use import DEVICE, triton_in_use
 from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice, late_backend
 from tests.scheduler_proc.computing.backends.cuda.test_forward_passes import load_failing, load_late
-from tests.scheduler_proc.computing.drive import Row, run_step
 
-PAGE_SIZE = 4
 PROMPT, OTHER = [7, 300, 12, 90, 41, 8, 5, 77, 201, 3, 64], [5, 6, 9, 250]
 NUM_TOKENS = 3
-PARAMS = SamplingParams(max_tokens=1, temperature=0.0, num_logprobs=2)
 
 ONE_LAYER: dict[str, Any] = {"num_hidden_layers": 1}
 TWO_KINDS = {
@@ -59,40 +56,13 @@ def load(path: Path, **flags: object) -> Runner:
     return load_runner(make_config(path, block_size=PAGE_SIZE, num_pages=64, **flags), lambda *_: None)
 
 
-def compute(runner: Runner, prompts: Sequence[Sequence[int]], chunk_tokens: int) -> list[list[tuple[int, bytes]]]:
-    """Returns the next tokens of each prompt, with the bits of the logprobs of the best ones; the last prompt begins a
-    step later. Pages follow from the chunks."""
-    rows = [Row(index, list(prompt), len(prompt), PARAMS, first_step=index) for index, prompt in enumerate(prompts)]
-    pages, results = list(range(runner.num_pages))[:: -1 if chunk_tokens > 1 else 1], [[] for _ in prompts]
-    window, num_window_pages = runner.windows or (0, 0)
-    window_pages = list(range(num_window_pages))
-    for step in range(100):
-        planned = []
-        for row in rows:
-            if row.first_step <= step and len(row.output_ids) < NUM_TOKENS:
-                num_new = min(chunk_tokens, len(row.ids) - row.num_computed)
-                while len(row.pages) * PAGE_SIZE < row.num_computed + num_new:
-                    row.pages.append(pages.pop())
-                    row.window_pages += [window_pages.pop()] if window else []
-                planned.append((row, num_new))
-        if not planned:
-            break
-        sampling = {row.uid for row, num_new in planned if row.num_computed + num_new == len(row.ids)}
-        ran, output = run_step(runner, step, planned, PAGE_SIZE)
-        rows_of = [row for row, _ in ran if row.uid in sampling]
-        for place, row in enumerate(rows_of):
-            assert output.logprobs is not None
-            results[row.uid].append((row.ids[-1], output.logprobs.top_logprobs[8 * place : 8 * place + 8]))
-    return results
-
-
 def check_every_schedule(runner: Runner) -> None:
-    (alone,) = compute(runner, [PROMPT], 100)
+    (alone,) = compute(runner, [PROMPT], 100, NUM_TOKENS)
     assert len(alone) == NUM_TOKENS
     for chunk_tokens in (1, 3):
-        assert compute(runner, [PROMPT, OTHER], chunk_tokens)[0] == alone
+        assert compute(runner, [PROMPT, OTHER], chunk_tokens, NUM_TOKENS)[0] == alone
     continued = [*PROMPT, *(token for token, _ in alone[:2])]
-    assert compute(runner, [OTHER, continued], 100)[1][0] == alone[2]
+    assert compute(runner, [OTHER, continued], 100, 1)[1] == alone[2:]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -113,8 +83,8 @@ def test_weights_in_their_forms(tmp_path: Path) -> None:
     )
     runner = load(model.path, dtype="bfloat16")
     with triton_in_use(is_fixed=True) as taken:
-        (alone,) = compute(runner, [PROMPT[:5]], 100)
-        assert compute(runner, [PROMPT[:5], OTHER[:1]], 3)[0] == alone
+        (alone,) = compute(runner, [PROMPT[:5]], 100, NUM_TOKENS)
+        assert compute(runner, [PROMPT[:5], OTHER[:1]], 3, NUM_TOKENS)[0] == alone
     assert "planes_linear" in taken
 
 
