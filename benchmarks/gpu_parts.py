@@ -53,7 +53,7 @@ def list_parts() -> list[Part]:
     """Returns all parts in order. Results and `--only` use their names."""
     return [
         Part("golden", "check_golden", quick=("--quick", "--cpu-threads", "1")),
-        Part("deterministic", "check_deterministic", ("--shape", MAIN)),
+        Part("deterministic", "experiments.deterministic_0137.check_deterministic", ("--shape", MAIN)),
         step(MAIN),
         prefill(MAIN),
         *(make(MAIN, "_deterministic", ("--deterministic",)) for make in (step, prefill)),

@@ -1,7 +1,7 @@
 """The work list of decode attention if launches are fixed: a row's keys are cut at multiples of a fixed number.
 
 A *split* is a stretch of `SPLIT_KEYS` keys at a multiple of it. The sums of a row are those of its splits, added in
-their order, whoever adds them: a program that reads several, or the merge. So how a list spreads the splits over
+their order, by a program that reads several of them or by the merge. So how a list spreads the splits over
 programs, and with it the number of rows, changes no bit.
 
 Shape legend: R rows, N tiles.

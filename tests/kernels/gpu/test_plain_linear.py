@@ -29,7 +29,7 @@ def backend(backend: Counter[str]) -> Iterator[Counter[str]]:
 def test_a_token_has_the_same_bits_alone_and_in_any_batch(
     num_outputs: int, num_inputs: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the program itself adds up the parts."""
+    """The program itself may add up the parts."""
     generator = torch.Generator().manual_seed(num_outputs)
     x_TI = torch.randn(70, num_inputs, generator=generator).to(dtype)
     weight_OI = torch.randn(num_outputs, num_inputs, generator=generator).to(dtype)

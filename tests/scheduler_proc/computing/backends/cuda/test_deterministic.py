@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.check_deterministic import compute
+from benchmarks.experiments.deterministic_0137.check_deterministic import compute
 from benchmarks.model_shapes import PAGE_SIZE
 from kernels.formats import plain, registry
 from kernels.gpu.launch_table import fix_launches, has_fixed_launches
@@ -41,7 +41,9 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 """Learned positions and biases; norms of heads; soft caps and windows; sinks; experts, some of them shared."""
 
-pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="`benchmarks.check_deterministic` compares bits on a GPU")
+pytestmark = pytest.mark.skipif(
+    DEVICE != "cpu", reason="`benchmarks.experiments.deterministic_0137.check_deterministic` compares bits on a GPU"
+)
 
 
 @pytest.fixture(autouse=True)

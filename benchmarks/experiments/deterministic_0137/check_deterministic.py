@@ -1,6 +1,6 @@
 """Checks that with --deterministic a token's logprobs are the same bits however its step is made up.
 
-    python -m benchmarks.check_deterministic [--shape qwen3-0.6b] [--dtypes bfloat16 float32] [--device cuda] [FLAGS]
+    python -m benchmarks.experiments.deterministic_0137.check_deterministic [--shape NAME] [--dtypes NAME ...] [FLAGS]
 
 FLAGS are server flags. Prompts of random tokens, of a model with random weights, are computed alone, together, in
 chunks, and continued after half of their outputs; captured steps have several sizes then.
