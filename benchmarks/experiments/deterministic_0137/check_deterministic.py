@@ -88,6 +88,8 @@ def compare(runner: Runner, prompt_lens: Sequence[int]) -> dict[str, str]:
 def compute(runner: Runner, prompts: Sequence[Sequence[int]], chunk_tokens: int, num_tokens: int) -> list[Computed]:
     """Returns what follows each prompt; each begins a step after the one before it. Pages are handed out as needed."""
     rows = [Row(index, list(prompt), len(prompt), PARAMS, first_step=index) for index, prompt in enumerate(prompts)]
+    for row in rows if runner.states else ():
+        row.state_slot = row.uid
     pages, window_pages = list(range(runner.num_pages)), list(range((runner.windows or (0, 0))[1]))
     results: list[Computed] = [[] for _ in prompts]
     step = 0

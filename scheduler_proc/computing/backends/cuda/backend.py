@@ -52,10 +52,6 @@ class CudaBackend:
         for is_refused, reason in (
             (config.run.tensor_parallel > 1, "NCCL's sums of several ranks depend on the step; use --data-parallel"),
             (model is None, "torch's products in transformers' code depend on the step; take a family in README.md"),
-            (
-                model is not None and model.has_states,
-                "recurrent layers compute prompts in chunks on a GPU, and other tokens one by one; use --device cpu",
-            ),
         ):
             if is_refused:
                 raise BootError(f"--deterministic: {reason}, or leave the flag out")
