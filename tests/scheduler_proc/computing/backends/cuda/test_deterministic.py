@@ -11,6 +11,7 @@ import pytest
 from benchmarks.experiments.deterministic_0137.check_deterministic import compute
 from benchmarks.model_shapes import PAGE_SIZE
 from kernels.formats import plain, registry
+from kernels.gpu import triton_kernels
 from kernels.gpu.launch_table import fix_launches, has_fixed_launches
 from messages.errors import BootError
 from scheduler_proc.computing.backends.cuda.backend import CudaBackend
@@ -92,6 +93,20 @@ def test_weights_in_their_forms(tmp_path: Path) -> None:
         (alone,) = compute(runner, [PROMPT[:5]], 100, NUM_TOKENS)
         assert compute(runner, [PROMPT[:5], OTHER[:1]], 3, NUM_TOKENS)[0] == alone
     assert "planes_linear" in taken
+
+
+def test_captured_steps_have_the_bits_of_others(tmp_path: Path) -> None:
+    """With the plans of the runner: decode rows, prompts and both, in shapes with room to spare."""
+    build_checkpoint(tmp_path, "qwen3-gqa-tied", **ONE_LAYER)
+    flags = {"deterministic": True, "max_num_seqs": 2, "max_num_batched_tokens": 16, "num_pages": 8}
+    with triton_in_use(is_fixed=True):
+        device = LateDevice()
+        captured = load_late(tmp_path, device, triton_kernels.load_triton_kernels, **flags)
+        eager = load_late(tmp_path, LateDevice(), triton_kernels.load_triton_kernels, enforce_eager=True, **flags)
+        num_before = device.num_replays
+        together = compute(captured, [OTHER, PROMPT], 3, NUM_TOKENS)
+        assert device.num_replays >= num_before + 5
+        assert [together[1]] == compute(eager, [PROMPT], 16, NUM_TOKENS)
 
 
 def test_transformers_models_are_refused(tmp_path: Path) -> None:
