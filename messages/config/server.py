@@ -137,6 +137,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Meta(description="disable CUDA graphs; no effect on a CPU"),
     ] = False
+    deterministic: Annotated[
+        bool,
+        Meta(
+            description="compute a token to the same bits in any batch, prompt or chunk, with a cache hit, drafts or "
+            "after a restart; slower on a GPU; no effect on a CPU, which always does"
+        ),
+    ] = False
 
     lora: Annotated[
         tuple[str, ...],

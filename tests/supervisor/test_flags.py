@@ -24,7 +24,7 @@ from supervisor.flags import (
     parse_flags,
 )
 
-MAX_FLAGS = 94
+MAX_FLAGS = 95
 
 
 def test_no_flags_give_the_defaults():

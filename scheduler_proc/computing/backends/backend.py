@@ -10,6 +10,7 @@ from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import Decoder
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report
@@ -107,6 +108,9 @@ class Backend(Protocol):
         Raises `BootError` for values that the device does not support.
         """
         ...
+
+    def check_model(self, config: Config, model: ModelDescription | None) -> None:
+        """Raises `BootError` if the device cannot compute a model as flags ask; `None`: one of transformers' code."""
 
     def bind(self, config: Config, placement: Placement, place: Place) -> None:
         """Gives this process its GPU, or its share of the cores. Raises `BootError` for flags of other devices."""

@@ -26,7 +26,8 @@ def identity_of(config: Config, model: ModelDescription, placement: Placement, *
     model_files = [file for file in Path(config.facts.model_dir).iterdir() if file.is_file()]
     stats = [(str(file), file.stat()) for file in sorted([*code, *model_files])]
     files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-    formats = config.model.load_format, config.cache.block_size, config.cache.kv_cache_dtype
+    flags, cache = config.model, config.cache
+    formats = flags.load_format, flags.deterministic, cache.block_size, cache.kv_cache_dtype
     facts = (formats, model, placement, files, torch.__version__, os.environ.get(ISA_VARIABLE), *more)
     return hashlib.sha256(repr(facts).encode()).digest()
 

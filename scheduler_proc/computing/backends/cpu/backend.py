@@ -17,6 +17,7 @@ from scheduler_proc.computing.backends.cpu.cores import auto_dtype, find_share, 
 from scheduler_proc.computing.backends.cpu.loading import CpuRunnerFactory
 from scheduler_proc.computing.backends.cpu.weight_memory import WeightMemory
 from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.parallel import ParallelGroup, join_group
 from scheduler_proc.computing.placement import DTYPES, Placement, find_kv_codes, refuse_quantization
 from scheduler_proc.computing.report import Report
@@ -41,6 +42,9 @@ class CpuBackend:
         kv_codes = find_kv_codes(cache, self.name, "int8", torch.int8)
         quantization = None if model.quantization == "none" else model.quantization
         return Placement(torch.device("cpu"), dtype, quantization, kv_codes, kv_numbers)
+
+    def check_model(self, config: Config, model: ModelDescription | None) -> None:
+        """It computes every model; `--deterministic` asks for what it always does."""
 
     def bind(self, config: Config, placement: Placement, place: Place) -> None:
         if config.cache.kv_offload_gb:

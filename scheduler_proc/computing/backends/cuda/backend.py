@@ -15,6 +15,7 @@ from scheduler_proc.computing.backends.backend import ModelParts, OwnWeights, Pl
 from scheduler_proc.computing.backends.cuda.device import CudaDevice
 from scheduler_proc.computing.backends.cuda.loading import GpuRunnerFactory
 from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.parallel import ParallelGroup, join_group
 from scheduler_proc.computing.placement import DTYPES, Placement, find_kv_codes, refuse_quantization
 from scheduler_proc.computing.report import Report
@@ -44,6 +45,16 @@ class CudaBackend:
         if kv_codes is not None and cache.block_size == 1:
             raise BootError("--kv-cache-dtype fp8: pages need 2 tokens or more on CUDA; raise --block-size")
         return Placement(device, dtype, kv_codes=kv_codes)
+
+    def check_model(self, config: Config, model: ModelDescription | None) -> None:
+        if not config.model.deterministic:
+            return
+        for is_refused, reason in (
+            (config.run.tensor_parallel > 1, "NCCL's sums of several ranks depend on the step; use --data-parallel"),
+            (model is None, "torch's products in transformers' code depend on the step; take a family in README.md"),
+        ):
+            if is_refused:
+                raise BootError(f"--deterministic: {reason}, or leave the flag out")
 
     def bind(self, config: Config, placement: Placement, place: Place) -> None:
         """Libraries that are given no device, such as Triton, use this GPU afterwards."""
