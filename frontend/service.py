@@ -133,7 +133,13 @@ class Service:
                     uid = self.registry.next_uid()
                     group = opened[0].uid if opened else uid
                     message = msgspec.structs.replace(
-                        message, uid=uid, sampling_params=params, is_long=has_much_text, group=group
+                        message,
+                        uid=uid,
+                        sampling_params=params,
+                        is_long=has_much_text,
+                        group=group,
+                        client=trace.client.name,
+                        share=trace.client.share,
                     )
                     generation = Generation(message, trace.request_id, index=len(opened), changed=changed)
                     opened.append(generation)
@@ -155,7 +161,12 @@ class Service:
         """
         stamps = Stamps(received_ns=time.monotonic_ns())
         message = msgspec.structs.replace(
-            message, uid=self.registry.next_uid(), stamps=stamps, group=whole.message.group
+            message,
+            uid=self.registry.next_uid(),
+            stamps=stamps,
+            group=whole.message.group,
+            client=whole.message.client,
+            share=whole.message.share,
         )
         part = Generation(message, whole.request_id, changed=whole.changed, is_part=True)
         self._send_or_hold([part])

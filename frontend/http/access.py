@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Scope
 from frontend.errors import forbidden
 from frontend.http.endpoint import Access
 from frontend.http.keys import Keys
+from frontend.requests.client import Client, client_at
 from messages.config.server import HttpConfig
 from messages.errors import BootError, quoted
 
@@ -156,17 +157,19 @@ class AccessRules:
     def __init__(self, http: HttpConfig, keys: Keys, bound_address: str):
         """Raises `BootError` if a flag in `http` has an invalid host or origin."""
         self.keys = keys
+        self._is_private = http.is_private
         self._hosts = AllowedHosts(http.allowed_hosts, bound_address)
         self._origins = AllowedOrigins(http.cors_allow_origins)
 
-    def check(self, access: Access, scope: Scope) -> None:
-        """Raises `RequestError`: 403, or 401 if a key is missing or wrong."""
+    def check(self, access: Access, scope: Scope) -> Client:
+        """Returns who sends the request. Raises `RequestError`: 403, or 401 if a key is missing or wrong."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._hosts.check(headers)
         self._origins.check(scope["method"], scope["scheme"], headers)
         if access == "operator":
             check_is_local(scope["client"], scope["scheme"], headers)
         self.keys.check(access, headers)
+        return client_at(scope["client"], headers, is_private=self._is_private)
 
     def with_cors(self, app: ASGIApp) -> ASGIApp:
         """Returns `app` with CORS headers for the allowed origins."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from frontend.requests.body_budget import BodyBudget, HeldBody
+from frontend.requests.client import INTERNAL
 from frontend.requests.generation import Generation
 from runtime.logs import FIELDS
 
@@ -50,6 +51,8 @@ class RequestTrace:
         self.generations: list[Generation] = []
         """The choices of the request, in order."""
         self.received_ns = time.monotonic_ns()
+        self.client = INTERNAL
+        """Set as soon as the request has been authenticated."""
         self.notes: dict[str, Any] = {}
         """More fields of the access log line."""
 

@@ -282,6 +282,10 @@ class TokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The uid of the first request of its HTTP request: those of one HTTP request take turns with others (0: alone)."""
     spans: tuple[PromptSpan, ...] = ()
     """With `prompt_ids` only."""
+    client: str = ""
+    """The name of its sender's key or, without one, the sender's address; at most 64 bytes. Empty: the server itself."""
+    share: int = 1
+    """The client's part of each step, relative to the shares of others."""
 
     def alone(self, sibling: Sibling) -> "TokenizeMsg":
         """Returns the message of the request `sibling`."""
@@ -311,6 +315,8 @@ class UserMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     spans: tuple[PromptSpan, ...] = ()
     begins_in_thought: bool = False
     """The chat template has opened the model's reasoning."""
+    client: str = ""
+    share: int = 1
 
 
 class AbortMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -252,7 +252,7 @@ def _own_trace(request: Request) -> RequestTrace:
     """Returns the trace of a response that continues after the reply to `request`."""
     trace = RequestTrace(request.scope)
     replied = trace_of(request.scope)
-    trace.request_id, trace.status = replied.request_id, 200
+    trace.request_id, trace.status, trace.client = replied.request_id, 200, replied.client
     trace.body, replied.body = replied.body, trace.body
     return trace
 
