@@ -76,7 +76,8 @@ class WaitingQueue:
 
     def in_turn(self, flows: Sequence[Flow]) -> Iterator[PendingReq]:
         """Yields the requests as their clients will take turns, as far as is known now; `flows` are in order."""
-        for _, level in groupby(sorted((flow for flow in flows if flow in self.lines), key=_level), key=_level):
+        known = [flow for flow in dict.fromkeys([*flows, *self.lines]) if flow in self.lines]
+        for _, level in groupby(sorted(known, key=_level), key=_level):
             for turns in zip_longest(*[self.lines[flow] for flow in level]):
                 yield from (pending for pending in turns if pending is not None)
         yield from chain.from_iterable(self._behind.values())

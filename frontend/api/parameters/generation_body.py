@@ -81,6 +81,16 @@ class ModelFields(GenerationFields, frozen=True, kw_only=True):
     """The fields of the endpoints of other servers' APIs."""
 
 
+class ProgressOptions(msgspec.Struct, frozen=True):
+    """`include_progress` adds comments with the request's place in the queue while it waits."""
+
+    include_progress: Switch = None
+
+
+def shows_progress(options: ProgressOptions | None) -> bool:
+    return options is not None and bool(options.include_progress)
+
+
 T = TypeVar("T", bound=msgspec.Struct)
 
 

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from frontend.api.answers.conversation import Conversation, Conversations
-from frontend.api.parameters.generation_body import RequestReader, check_stream, name_rules
+from frontend.api.parameters.generation_body import RequestReader, check_stream, name_rules, shows_progress
 from frontend.api.parameters.sampling import MAX_INT32
 from frontend.api.responses.background import BackgroundResponses, FollowingStream
 from frontend.api.responses.body import IGNORED, REFUSED, ResponseBody, make_conversation
@@ -105,7 +105,8 @@ class ResponsesApi:
                 self.store.add(response, items)
 
         if body.stream:
-            return EventStream(self._service, self._streams, choices, ResponseEvents(answer, end))
+            events, is_shown = ResponseEvents(answer, end), shows_progress(body.stream_options)
+            return EventStream(self._service, self._streams, choices, events, shows_progress=is_shown)
 
         def whole() -> Response:
             response = answer.ended(blocks.read_whole())
