@@ -21,7 +21,7 @@ SYNC_S = 1.0
 """The maximum age of unsynced results. A power cut may lose these; their lines are then run again."""
 
 RETRY_S = 1.0
-"""After a 503: the server is full, or a process of it is away."""
+"""After a 503 or a 429: the server is full, a process of it is away, or the key has reached a limit."""
 
 LINES_AT_ONCE, BYTES_AT_ONCE = 256, 2**20
 """How far to read ahead of the lines being run; one line may exceed the bound."""
@@ -90,7 +90,7 @@ class LineRun:
             syncing.cancel()
 
     async def _answer(self, custom_id: str, call: InProcessCall) -> None:
-        while (reply := await call.run()).status == 503:
+        while (reply := await call.run()).status in (429, 503):
             await asyncio.sleep(RETRY_S)
         try:
             while not self._has_added(custom_id, reply, call):

@@ -14,12 +14,11 @@ from extras.models.model_table import ModelTable, find_adapters
 from extras.models.residency import Residency
 from extras.ollama.models import rfc3339
 from frontend.api.operate.info import make_card
-from frontend.errors import not_found
+from frontend.errors import no_such_model
 from frontend.http.endpoint import Endpoint
 from frontend.http.responses import JsonReply
 from frontend.parsing.model_format import ToolCalls, load_model_format
 from messages.config.server import Config, ModelFacts
-from messages.errors import cut
 
 SECRET = re.compile(r"--api-key|--admin-key|[^@/]*//[^@/]*@")
 """A key, or an address with a password."""
@@ -55,7 +54,7 @@ class ModelLists:
         for entry in self._all():
             if entry["id"] == requested:
                 return JsonReply(entry)
-        raise not_found(f"The model `{cut(requested)}` does not exist", "model_not_found", "model")
+        raise no_such_model(requested)
 
     def _all(self) -> list[Entry]:
         entries: list[Entry] = []

@@ -51,7 +51,7 @@ class ModelRouter(Front):
         hold_s = config.run.restart_hold_s
         max_waiting = config.scheduling.max_queued_requests
         self._loads = Loads(self._settings.entries, self._table, residency, self._ask, hold_s, max_waiting)
-        keys = ModelKeys(config.http, self._settings.entries)
+        keys = ModelKeys(config, self._settings.entries)
         rules.keys = keys.any
         self._forwarder = Forwarder(self._table, self._loads, keys, config.http, hold_s)
         requests = HttpRequests()

@@ -283,7 +283,7 @@ class TokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     spans: tuple[PromptSpan, ...] = ()
     """With `prompt_ids` only."""
     client: str = ""
-    """The name of its sender's key or, without one, the sender's address; at most 64 bytes. Empty: the server itself."""
+    """The name of the sender's key or, without one, the sender's address; at most 64 bytes. Empty: the server."""
     share: int = 1
     """The client's part of each step, relative to the shares of others."""
 
