@@ -218,6 +218,7 @@ class Service:
         if timeout_s is None:
             timeout_s = self.config.http.request_timeout_s
         self.registry.add(generation)
+        generation.timeline.key = trace.client.key
         if timeout_s is not None:
             self.deadlines.watch(generation, trace.received_ns / 1e9 + timeout_s)
         trace.generations.append(generation)

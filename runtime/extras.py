@@ -46,8 +46,8 @@ class Extra(NamedTuple):
     """`module:function`, called with the command line of a server; returns another one. It may raise `UsageError`."""
     commands: Mapping[str, ExtraCommand] = {}
     keys: str = ""
-    """`module:function`, called with the configuration; returns what finds the holder of a key with a name
-    (`FindKey` in `frontend/requests/client.py`)."""
+    """`module:function`, called with the configuration; returns keys with names (`NamedKeys` in
+    `frontend/requests/client.py`)."""
     listings: Mapping[str, tuple[str, str]] = {}
     """Switches of `launch.py ps`, each with its text and a `module:function`, called instead with the options and the
     running server; it returns an exit code."""

@@ -73,7 +73,7 @@ RULES = {
     ),
     "extras/live": rule("extras.live frontend runtime messages", "msgspec starlette psutil"),
     "extras/models": rule(
-        "extras.models extras.ollama extras.live extras.home frontend scheduler_proc tokenizer_proc detokenizer_proc "
+        "extras.models extras.keys extras.ollama extras.live extras.home frontend scheduler_proc tokenizer_proc detokenizer_proc "
         "supervisor runtime messages",
         "msgspec starlette httptools uvicorn prometheus_client setproctitle",
     ),

@@ -6,7 +6,7 @@ EXTRA = Extra(
     name="keys",
     config="extras.keys.config:KeysConfig",
     frontend="extras.keys.part",
-    keys="extras.keys.table:find_key_in",
+    keys="extras.keys.table:find_table",
     listings={"keys": ("list the keys, their limits and their usage instead", "extras.keys.listing:list_keys")},
     programs={"keys": "extras.keys.command"},
 )

@@ -9,9 +9,9 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Generator
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import psutil
 
@@ -34,6 +34,8 @@ CREATE TABLE IF NOT EXISTS running (
     key TEXT, holder TEXT, num INTEGER NOT NULL, PRIMARY KEY (key, holder)
 ) WITHOUT ROWID;
 """
+
+T = TypeVar("T")
 
 log = logging.getLogger("sluice.frontend")
 
@@ -99,12 +101,15 @@ class Ledger:
             if is_writer:
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             uri = f"{path.absolute().as_uri()}?mode=rw"
-            self._database = sqlite3.connect(uri, LOCK_TIMEOUT_S, isolation_level=None, uri=True)
-            if is_writer:
-                self._database.execute("PRAGMA journal_mode = WAL")
-                self._database.execute("PRAGMA synchronous = NORMAL")
-                self._database.executescript(SCHEMA)
-                self._remove_dead()
+            with contextlib.ExitStack() as stack:
+                self._database = sqlite3.connect(uri, LOCK_TIMEOUT_S, isolation_level=None, uri=True)
+                stack.callback(self._database.close)
+                if is_writer:
+                    self._database.execute("PRAGMA journal_mode = WAL")
+                    self._database.execute("PRAGMA synchronous = NORMAL")
+                    self._database.executescript(SCHEMA)
+                    self._remove_dead()
+                stack.pop_all()
         except (OSError, sqlite3.Error) as error:
             raise BootError(f"--api-keys: the usage of keys cannot be kept in {path}: {error}") from None
 
@@ -117,8 +122,8 @@ class Ledger:
         Returns the account, and whether they do. Output tokens are charged when they are known, so a key may owe some;
         then nothing enters until enough are free again.
         """
-        account, is_allowed = Account(), True
-        with self._transaction():
+
+        def enter() -> tuple[Account, bool]:
             account = self._read(key, entry)
             if entry.max_running is not None and account.num_running >= entry.max_running:
                 self._remove_dead()
@@ -128,15 +133,20 @@ class Ledger:
                 account = account.charged(1, num_tokens)._replace(num_running=account.num_running + 1)
                 self._change_running(key, 1)
             self._write(key, account, KeyUsage(limited=not is_allowed))
-        return account, is_allowed
+            return account, is_allowed
+
+        return self._carry_out(enter) or (Account(), True)
 
     def leave(self, key: str, entry: KeyEntry | None, used: KeyUsage, num_charged: int) -> None:
         """Ends a request: `num_charged` tokens were charged when it entered. No `requests`: it was not served."""
-        with self._transaction():
-            account = self._read(key, entry)
+
+        def leave() -> None:
             num_tokens = used.prompt_tokens + used.output_tokens
+            account = self._read(key, entry).charged(used.requests - 1, num_tokens - num_charged)
             self._change_running(key, -1)
-            self._write(key, account.charged(used.requests - 1, num_tokens - num_charged), used)
+            self._write(key, account, used)
+
+        self._carry_out(leave)
 
     def read_all(self) -> dict[str, tuple[KeyUsage, int]]:
         """Returns the usage of each key, and the number of its running requests. Raises `sqlite3.Error`."""
@@ -149,22 +159,20 @@ class Ledger:
         """Returns the state of a key. Raises `sqlite3.Error`."""
         return self._read(key, entry)
 
-    @contextlib.contextmanager
-    def _transaction(self) -> Generator[None]:
+    def _carry_out(self, change: Callable[[], T]) -> T | None:
+        """Calls `change` in a transaction and returns its result; `None` if the database cannot be used."""
         try:
             self._database.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-            except BaseException:
-                self._database.execute("ROLLBACK")
-                raise
+            result = change()
             self._database.execute("COMMIT")
+            return result
         except sqlite3.Error as error:
-            if self._database.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
                 self._database.rollback()
             if time.monotonic() - self._warned_s >= WARN_S:
                 self._warned_s = time.monotonic()
                 log.error("the usage of keys cannot be kept, and limits do not hold: %s", error)
+            return None
 
     def _read(self, key: str, entry: KeyEntry | None) -> Account:
         select = "SELECT spent_requests, spent_tokens, at FROM usage WHERE key = ?"

@@ -9,17 +9,24 @@ from extras.keys.metrics import KeyCollector
 from extras.keys.table import open_table
 from extras.keys.usage_api import UsageApi, using
 from frontend.extras import FrontendContext, FrontendPart
+from messages.config.server import Config
+
+
+def open_meter(config: Config) -> Meter | None:
+    """Returns `None` without `--api-keys`. Raises `BootError` for a file that cannot be used."""
+    path = KeysConfig.of(config).api_keys
+    return Meter(open_table(path), Ledger(Path(path + SUFFIX))) if path else None
 
 
 class KeysPart(FrontendPart):
-    """Raises `BootError` for a file that cannot be used."""
+    """Raises `BootError`. In a server of several models, the router shows the usage of all."""
 
     def __init__(self, context: FrontendContext):
-        path = KeysConfig.of(context.link.config).api_keys
-        self._meter = Meter(open_table(path), Ledger(Path(path + SUFFIX))) if path else None
+        config = context.link.config
+        self._meter = open_meter(config)
         if self._meter is not None:
             self.endpoints = using(UsageApi(self._meter))
-            self.shared_collectors = (KeyCollector(self._meter),)
+            self.shared_collectors = () if config.http.is_private else (KeyCollector(self._meter),)
             context.service.on_open.append(self._meter.enter)
             context.service.on_response.append(self._meter.leave)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from extras.keys.config import KeysConfig
 from extras.keys.key_file import KeyEntry, read_key_file
-from frontend.requests.client import Client, FindKey
+from frontend.requests.client import Client
 from messages.config.server import Config
 from messages.errors import BootError, UsageError
 
@@ -46,6 +46,11 @@ class KeyTable:
         """Returns the holder of `key`. Only its digest is looked up, so the time says nothing about other keys."""
         _ = self.entries
         return self._by_digest.get(hashlib.sha256(key).digest())
+
+    def find_by_name(self, name: str) -> Client | None:
+        """Returns the holder of the key with this name."""
+        entry = self.entries.get(name)
+        return None if entry is None else self._by_digest[entry.digest]
 
     def _follow(self) -> None:
         version = self._read_version()
@@ -99,7 +104,7 @@ def open_table(path: str) -> KeyTable:
         raise BootError(f"--api-keys: {error}") from None
 
 
-def find_key_in(config: Config) -> FindKey | None:
-    """Returns what finds the holders of the keys in the file, `None` if there is no file. Raises `BootError`."""
+def find_table(config: Config) -> KeyTable | None:
+    """Returns the keys of the file, `None` if there is no file. Raises `BootError`."""
     path = KeysConfig.of(config).api_keys
-    return open_table(path).find if path else None
+    return open_table(path) if path else None

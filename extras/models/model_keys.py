@@ -20,13 +20,13 @@ class ModelKeys:
     """Raises `BootError` if a key is invalid. `any`: the keys without which nothing is read of a request."""
 
     def __init__(self, config: Config, entries: Iterable[ModelEntry]):
-        http, find_key = config.http, load_named_keys(config)
+        http, named = config.http, load_named_keys(config)
         of_models = {entry.name: _http_of(http, entry) for entry in entries}
-        self._keys = {name: load_keys(each, find_key) for name, each in of_models.items()}
+        self._keys = {name: load_keys(each, named) for name, each in of_models.items()}
         everywhere = (http, *of_models.values())
         clients = {key for each in everywhere for key in read_keys("--api-key", each.api_key)}
         operators = {key for each in everywhere for key in read_keys("--admin-key", each.admin_key)}
-        self.any = Keys(clients if http.api_key else (), operators, find_key)
+        self.any = Keys(clients if http.api_key else (), operators, named)
 
     def check(self, name: str, headers: Headers) -> None:
         """Raises `RequestError`: 401 without a key of the model, 404 if the key is not for the model."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from frontend.errors import forbidden
 from frontend.http.endpoint import Access
-from frontend.requests.client import Client, FindKey
+from frontend.requests.client import Client, NamedKeys
 from messages.config.server import Config, HttpConfig
 from messages.errors import BootError, ErrorInfo, RequestError
 from messages.program import PROGRAM
@@ -24,22 +24,28 @@ class Keys:
     """Without API keys every client has access; without any key no client is the operator.
 
     If admin keys exist, an API key is not enough for the operator's endpoints. Elsewhere an admin key counts as an API
-    key. `find_key` finds the holders of further keys, which have names; those that are admins count as operators.
+    key. `named`: further keys; those of admins count as admin keys.
     """
 
-    def __init__(self, api_keys: Iterable[str] = (), admin_keys: Iterable[str] = (), find_key: FindKey | None = None):
-        self._find_key = find_key
+    def __init__(self, api_keys: Iterable[str] = (), admin_keys: Iterable[str] = (), named: NamedKeys | None = None):
+        self._named = named
         clients, operators = (tuple(key.encode() for key in keys) for keys in (api_keys, admin_keys))
         self._operators = operators
         self._accepted: dict[Access, tuple[bytes, ...]] = {
             "public": (),
-            "client": (*clients, *operators) if clients or find_key else (),
+            "client": (everyone := (*clients, *operators) if clients or named else ()),
+            "overall": everyone,
             "operator": operators or clients,
         }
 
+    @property
+    def have_limits(self) -> bool:
+        """True if some may have limits."""
+        return self._named is not None
+
     def are_needed(self, access: Access) -> bool:
         """True if a request needs a key."""
-        return bool(self._accepted[access]) or (self._find_key is not None and access != "public")
+        return bool(self._accepted[access]) or (self._named is not None and access != "public")
 
     def check(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> Client:
         """Returns the client. Raises `UnauthorizedError` if a key is needed and `headers` have no accepted one.
@@ -54,21 +60,21 @@ class Keys:
                 code="no_admin_key",
             )
         if not self.are_needed(access):
-            return Client(sees_all=self._find_key is None)
+            return Client(sees_all=self._named is None)
         kind = "an admin key" if access == "operator" else "an API key"
         token = _sent_key(headers)
         if token is None:
             raise UnauthorizedError(f"{kind} is required: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")
         token = token.strip()
-        if self._find_key is not None and (client := self._find_key(token)) is not None:
-            if access == "operator" and not client.is_admin:
-                raise forbidden(f"the key {client.name} is not an admin's", code="not_an_admin_key")
+        if self._named is not None and (client := self._named.find(token)) is not None:
+            if access in ("overall", "operator") and not client.is_admin:
+                raise forbidden(f"this is for admins, and the key {client.name} is not one's", "not_an_admin_key")
             return client
         matches = [hmac.compare_digest(token, key) for key in self._accepted[access]]
         if not any(matches):
             raise UnauthorizedError(f"{kind} is required, and this key is not valid")
-        operators = [hmac.compare_digest(token, key) for key in self._operators if self._find_key is not None]
-        return Client(sees_all=any(operators) or self._find_key is None)
+        operators = [hmac.compare_digest(token, key) for key in self._operators if self._named is not None]
+        return Client(sees_all=any(operators) or self._named is None)
 
 
 def _sent_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
@@ -83,13 +89,13 @@ def _sent_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
     return own
 
 
-def load_keys(http: HttpConfig, find_key: FindKey | None) -> Keys:
+def load_keys(http: HttpConfig, named: NamedKeys | None) -> Keys:
     """Returns the keys of the flags and their files. Raises `BootError` if a key is invalid."""
-    return Keys(read_keys("--api-key", http.api_key), read_keys("--admin-key", http.admin_key), find_key)
+    return Keys(read_keys("--api-key", http.api_key), read_keys("--admin-key", http.admin_key), named)
 
 
-def load_named_keys(config: Config) -> FindKey | None:
-    """Returns what finds keys with names; `None` if the server has none. Raises `BootError`."""
+def load_named_keys(config: Config) -> NamedKeys | None:
+    """Returns the keys with names; `None` if the server has none. Raises `BootError`."""
     for extra in installed_extras():
         if extra.keys and extra.name in config.extras:
             return load_object(extra.keys)(config)

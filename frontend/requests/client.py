@@ -1,6 +1,7 @@
 """Who sends a request: what the scheduler shares between, and what restricts and counts it."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
+from typing import Protocol
 
 import msgspec
 
@@ -23,9 +24,14 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     sees_all: bool = True
     """It may see what others have stored, and their requests."""
 
+    @property
+    def only_of(self) -> str | None:
+        """The key whose requests and stored objects it may see, "" for those of keys without names; `None`: all."""
+        return None if self.sees_all else self.key
+
     def sees(self, key: str) -> bool:
-        """True if it may see what the holder of `key` has stored."""
-        return self.sees_all or key == self.key
+        """True if it may see what belongs to `key`."""
+        return self.only_of in (None, key)
 
     def may_use(self, names: Collection[str]) -> bool:
         """True for a model with these names if it may use it by one of them."""
@@ -33,13 +39,26 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
             name.startswith(own[:-1]) if own.endswith("*") else name == own for own in self.models for name in names
         )
 
+    def usable(self, names: Iterable[str]) -> list[str]:
+        """Returns those of the models with different names that it may use."""
+        return [name for name in names if self.may_use((name,))]
+
     def bounded(self, priority: int) -> int:
         """Returns the priority of a request that asks for `priority`."""
         return priority if self.priority is None else max(priority, self.priority)
 
 
-FindKey = Callable[[bytes], Client | None]
-"""Returns the holder of a key, `None` for one without a name."""
+class NamedKeys(Protocol):
+    """The keys with names that there are now."""
+
+    def find(self, key: bytes) -> Client | None:
+        """Returns the holder of a key, `None` for one without a name."""
+        ...
+
+    def find_by_name(self, name: str) -> Client | None:
+        """Returns the holder of the key with this name, `None` if there is none any more."""
+        ...
+
 
 INTERNAL = Client()
 """The server itself."""
