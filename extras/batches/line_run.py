@@ -41,7 +41,7 @@ class LineCaller:
     unwritten: set[InProcessCall] = field(default_factory=set[InProcessCall])
     """Calls whose results wait for room on the disk."""
 
-    async def begin(self, line: BatchLine, timeout_s: float | None, client: Client) -> InProcessCall:
+    async def begin(self, line: BatchLine, timeout_s: float | None, client: Client = INTERNAL) -> InProcessCall:
         """Returns when the line may be asked. The call must leave the gate when it is over."""
         call = InProcessCall(self.endpoints[line.url], line.request_body(timeout_s), self.on_response, client)
         await self.gate.enter(call)

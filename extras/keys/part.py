@@ -30,6 +30,10 @@ class KeysPart(FrontendPart):
             context.service.on_open.append(self._meter.enter)
             context.service.on_response.append(self._meter.leave)
 
+    def tick(self) -> None:
+        if self._meter is not None:
+            self._meter.table.follow()
+
     def close(self) -> None:
         if self._meter is not None:
             self._meter.ledger.close()

@@ -36,15 +36,12 @@ class KeyTable:
     @property
     def entries(self) -> dict[str, KeyEntry]:
         """The keys of the file by name, not older than `CHECK_S`."""
-        now_s = time.monotonic()
-        if now_s - self._checked_s >= CHECK_S:
-            self._checked_s = now_s
-            self._follow()
+        self.follow()
         return self._entries
 
     def find(self, key: bytes) -> Client | None:
         """Returns the holder of `key`. Only its digest is looked up, so the time says nothing about other keys."""
-        _ = self.entries
+        self.follow()
         return self._by_digest.get(hashlib.sha256(key).digest())
 
     def find_by_name(self, name: str) -> Client | None:
@@ -52,7 +49,12 @@ class KeyTable:
         entry = self.entries.get(name)
         return None if entry is None else self._by_digest[entry.digest]
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
+        """Reads the file again if it has changed, at most once in `CHECK_S`."""
+        now_s = time.monotonic()
+        if now_s - self._checked_s < CHECK_S:
+            return
+        self._checked_s = now_s
         version = self._read_version()
         if version is not None and version == self._version:
             return
