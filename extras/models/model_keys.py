@@ -26,7 +26,7 @@ class ModelKeys:
         everywhere = (http, *of_models.values())
         clients = {key for each in everywhere for key in read_keys("--api-key", each.api_key)}
         operators = {key for each in everywhere for key in read_keys("--admin-key", each.admin_key)}
-        self.any = Keys(clients if http.api_key else (), operators, named)
+        self.any = Keys(clients if http.api_key or named else (), operators, named)
 
     def check(self, name: str, headers: Headers) -> None:
         """Raises `RequestError`: 401 without a key of the model, 404 if the key is not for the model."""

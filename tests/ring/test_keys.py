@@ -73,9 +73,9 @@ def test_openais_client_gets_its_exception_and_headers(ring: RingClient):
             client.completions.create(model="m", prompt="To be", max_tokens=4, stream=True)
         assert error.value.code == "rate_limit_exceeded"
         assert 1 <= int(error.value.response.headers["retry-after"]) <= 60
-    with openai.OpenAI(base_url=f"{ring.url}/v1", api_key="none", max_retries=0) as client:
-        with pytest.raises(openai.AuthenticationError):
-            client.models.list()
+    client = openai.OpenAI(base_url=f"{ring.url}/v1", api_key="none", max_retries=0)
+    with client, pytest.raises(openai.AuthenticationError):
+        client.models.list()
 
 
 def test_anthropics_client_gets_its_exception(ring: RingClient):
@@ -83,9 +83,9 @@ def test_anthropics_client_gets_its_exception(ring: RingClient):
     with anthropic.Anthropic(base_url=ring.url, api_key="free", max_retries=0) as client:
         assert client.messages.create(**ask).content
     generate(ring.url, "poor")
-    with anthropic.Anthropic(base_url=ring.url, api_key="poor", max_retries=0) as client:
-        with pytest.raises(anthropic.RateLimitError, match="rate_limit_error"):
-            client.messages.create(**ask)
+    client = anthropic.Anthropic(base_url=ring.url, api_key="poor", max_retries=0)
+    with client, pytest.raises(anthropic.RateLimitError, match="rate_limit_error"):
+        client.messages.create(**ask)
 
 
 def test_a_client_that_retries_gets_through(ring: RingClient):
@@ -107,7 +107,7 @@ def test_two_frontends_together_let_exactly_the_limit_in(ring: RingClient, clien
     assert replies.count(429) == 140 - num_let_in == after["limited"] - before["limited"]
     # the limit, what it has refilled meanwhile, and what other tests of this module have used before
     assert 90 <= num_let_in < 140
-    assert {worker for worker in _workers_of(client)} == {"frontend", "frontend-2"}
+    assert _workers_of(client) == {"frontend", "frontend-2"}
 
 
 def _workers_of(client: httpx.Client) -> set[str]:
@@ -139,7 +139,7 @@ def test_usage_survives_frontends_that_are_killed(ring: RingClient, client: http
             psutil.Process(pid).send_signal(signal.SIGKILL)
         with pytest.raises(httpx.TransportError):
             list(lines)
-    wait_until_ready(ring)
+    ring.wait_until_empty()
     after = usage(client)["free"]
     assert {name: after[name] for name in ("requests", "prompt_tokens", "output_tokens", "running")} == {
         **{name: before[name] for name in ("requests", "prompt_tokens", "output_tokens")},
@@ -168,7 +168,3 @@ def test_the_next_server_continues_with_the_usage(
 def frontends(ring: RingClient) -> list[int]:
     processes = httpx.get(f"{ring.url}/health", timeout=TIMEOUT_S).json()["processes"]
     return [status["pid"] for name, status in processes.items() if name.startswith("frontend")]
-
-
-def wait_until_ready(ring: RingClient) -> None:
-    ring.wait_until_empty()
