@@ -13,7 +13,6 @@ import contextlib
 import fcntl
 import json
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Generator
@@ -22,14 +21,13 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from extras.keys.key_file import NAME, KeyEntry, hash_of, new_key, parse_keys, read_key_file
+from extras.keys.key_file import NAME, KeyEntry, hash_of, new_key, parse_keys, read_key_file, table_in
 from messages.errors import UsageError
 from messages.program import PROGRAM
 from supervisor.cli.show import join_columns
 from supervisor.programs import program_parser
 
 DONE, USAGE = 0, 2
-HEADER = re.compile(r"\s*\[\s*[\"']?([^\"'\]]*?)[\"']?\s*\]")
 LIMITS = ("requests_per_minute", "tokens_per_minute", "max_running", "share", "priority")
 
 
@@ -118,8 +116,8 @@ def _without_table(text: str, name: str) -> str:
     """Returns the text without a table; comments between it and the next one stay."""
     kept, is_removed, comments = list[str](), False, list[str]()
     for line in text.splitlines(keepends=True):
-        if header := HEADER.match(line):
-            is_removed = header[1] == name
+        if header := table_in(line):
+            is_removed = header == name
             kept += comments
             comments = []
         if not is_removed:

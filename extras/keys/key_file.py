@@ -25,9 +25,6 @@ MAX_RATE = 10**12
 Rate = Annotated[int, Meta(ge=1, le=MAX_RATE)]
 ModelName = Annotated[str, Meta(min_length=1, max_length=256)]
 
-_AT = re.compile(r"(.*?)(?: - at `\$\.(\w+)(.*)`)?", re.DOTALL)
-_FIELD = re.compile(r"(?:unknown|missing required) field `(.*)`")
-
 
 class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the file has about one key. A limit that is absent does not exist."""
@@ -107,16 +104,15 @@ def _read_entry(text: str, name: str, table: Any) -> KeyEntry:
     try:
         return msgspec.convert(table, KeyEntry)
     except msgspec.ValidationError as error:
-        found = _AT.fullmatch(str(error))
-        assert found is not None
-        reason, field, place = found.groups("")
-        if named := _FIELD.search(reason):
-            field = named[1]
-            reason = (
-                "it is missing: a hash as launch.py keys add writes it"
-                if "missing" in reason
-                else (f"there is no such field; fields are {', '.join(KeyEntry.__struct_fields__)}")
-            )
+        reason, _, path = str(error).partition(" - at `$.")
+        path = path.removesuffix("`")
+        field = path.partition("[")[0].partition(".")[0]
+        place = path.removeprefix(field)
+        if "required field" in reason:
+            field, reason = "hash", "it is missing: a hash as launch.py keys add writes it"
+        elif "unknown field" in reason:
+            field = reason.partition("`")[2].removesuffix("`")[:80]
+            reason = f"there is no such field; fields are {', '.join(KeyEntry.__struct_fields__)}"
         if field == "hash" and "regex" in reason:
             reason = "it must be sha256: and 64 hexadecimal digits in lower case"
         line = _find_line(text, name, field)
@@ -126,14 +122,21 @@ def _read_entry(text: str, name: str, table: Any) -> KeyEntry:
 def _find_line(text: str, name: str, field: str) -> int:
     """Returns the line of a field, or of its table if the field is elsewhere or missing."""
     lines = text.splitlines()
-    header = re.compile(rf"\s*\[\s*[\"']?{re.escape(name)}[\"']?\s*\]")
-    begin = next((index for index, line in enumerate(lines) if header.match(line)), None)
+    begin = next((index for index, line in enumerate(lines) if table_in(line) == name), None)
     if begin is None:  # written in another way, such as `NAME = {…}`
         return next((index for index, line in enumerate(lines, 1) if name in line), 1)
-    assigns = re.compile(rf"\s*[\"']?{re.escape(field)}[\"']?\s*[.=]")
     for index, line in enumerate(lines[begin + 1 :], begin + 2):
         if line.lstrip().startswith("["):
             break
-        if field and assigns.match(line):
+        if field and _bare(line.partition("=")[0].partition(".")[0]) == field:
             return index
     return begin + 1
+
+
+def table_in(line: str) -> str:
+    """Returns the name of the table that begins in the line, "" if none does."""
+    return _bare(line.strip()[1:].partition("]")[0]) if line.lstrip().startswith("[") else ""
+
+
+def _bare(key: str) -> str:
+    return key.strip().strip("\"'")

@@ -220,7 +220,7 @@ def _holder(pid: int) -> str:
 
 
 def find_waits(account: Account, entry: KeyEntry, num_tokens: int) -> dict[str, float]:
-    """Returns the seconds to wait, by the reached limit, before a request with so many tokens may enter."""
+    """Returns the seconds to wait, by the reached limit, before a request with `num_tokens` may enter."""
     waits: dict[str, float] = {}
     if account.requests is not None and (wait_s := account.requests.wait_s(1)):
         waits["requests_per_minute"] = wait_s

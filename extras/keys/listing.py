@@ -37,7 +37,7 @@ def list_keys(options: argparse.Namespace, server: RunningServer) -> int:
             "running": entry.max_running,
             "priority": entry.priority,
         }
-        texts = [f"{value} {unit}" for unit, value in limits.items() if value is not None]
+        texts = [f"{unit} {value}" for unit, value in limits.items() if value is not None]
         numbers = [entry.share, running, *used._replace(seconds=round(used.seconds, 1))]
         cells.append([name, *map(str, numbers), ", ".join(texts) or "-"])
     print("\n".join(join_columns(COLUMNS, cells)))

@@ -46,7 +46,7 @@ class Meter:
         self._open[trace] = Entered(num_tokens, tuple(prompts))
 
     def leave(self, trace: RequestTrace) -> None:
-        """Counts what a request has used. Of one whose client has left, the tokens count that have arrived here."""
+        """Counts what a request has used. If its client has left, it counts with the tokens that have arrived here."""
         entered = self._open.pop(trace, None)
         if entered is None:
             return

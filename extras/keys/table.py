@@ -40,7 +40,7 @@ class KeyTable:
         return self._entries
 
     def find(self, key: bytes) -> Client | None:
-        """Returns the holder of `key`. Only its digest is looked up, so the time says nothing about other keys."""
+        """Returns the holder of `key`. Only its digest is looked up, so the time reveals nothing about other keys."""
         self.follow()
         return self._by_digest.get(hashlib.sha256(key).digest())
 

@@ -146,7 +146,7 @@ def start(path: Path, *arguments: str) -> "subprocess.Popen[str]":
     return process
 
 
-def tell(process: "subprocess.Popen[str]") -> None:
+def begin(process: "subprocess.Popen[str]") -> None:
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()
@@ -161,7 +161,7 @@ def test_processes_share_the_limits_exactly_and_the_dead_leave_no_running_reques
     path = tmp_path / "u"
     with start(path) as first, start(path, "stays") as second:
         for process in (first, second):
-            tell(process)
+            begin(process)
         counts = [read_line(process).split() for process in (first, second)]
         assert max(int(most) for _, most in counts) <= 3
         num = sum(int(num) for num, _ in counts)
