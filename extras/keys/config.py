@@ -19,7 +19,15 @@ class KeysConfig(ExtraConfig, frozen=True, kw_only=True):
         str,
         Meta(
             description="TOML file of keys with names, limits and shares (launch.py keys writes it); it is read again "
-            "when it changes; usage is kept in FILE.usage",
+            "when it changes",
+            extra={"metavar": "FILE"},
+        ),
+    ] = ""
+    key_usage: Annotated[
+        str,
+        Meta(
+            description="file in which the usage of these keys is kept, in a writable local directory (default: "
+            "the name of --api-keys with .usage)",
             extra={"metavar": "FILE"},
         ),
     ] = ""
@@ -27,10 +35,17 @@ class KeysConfig(ExtraConfig, frozen=True, kw_only=True):
     def check(self, config: Config) -> Config:
         """Reads the file once, before anything starts. Raises `UsageError`."""
         if not self.api_keys:
+            if self.key_usage:
+                raise UsageError("--key-usage needs --api-keys")
             return config
         path = Path(self.api_keys).expanduser().absolute()
         try:
             read_key_file(path)
         except UsageError as error:
             raise UsageError(f"--api-keys: {error}") from None
-        return KeysConfig(api_keys=str(path)).put_into(config)
+        usage = Path(self.key_usage or f"{path}.usage").expanduser().absolute()
+        return KeysConfig(api_keys=str(path), key_usage=str(usage)).put_into(config)
+
+    @property
+    def usage_path(self) -> Path:
+        return Path(self.key_usage or f"{self.api_keys}.usage")

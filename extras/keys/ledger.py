@@ -18,7 +18,6 @@ import psutil
 from extras.keys.key_file import KeyEntry
 from messages.errors import BootError
 
-SUFFIX = ".usage"
 MINUTE_S = 60.0
 LOCK_TIMEOUT_S = 1.0
 WARN_S = 60.0
@@ -111,7 +110,7 @@ class Ledger:
                     self._remove_dead()
                 stack.pop_all()
         except (OSError, sqlite3.Error) as error:
-            raise BootError(f"--api-keys: the usage of keys cannot be kept in {path}: {error}") from None
+            raise BootError(f"the usage of keys cannot be kept in {path} (--key-usage): {error}") from None
 
     def close(self) -> None:
         self._database.close()

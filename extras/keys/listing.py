@@ -7,7 +7,7 @@ from msgspec.structs import asdict
 
 from extras.keys.config import KeysConfig
 from extras.keys.key_file import read_key_file
-from extras.keys.ledger import SUFFIX, KeyUsage, Ledger
+from extras.keys.ledger import KeyUsage, Ledger
 from supervisor.cli.results import DONE, FAILED, complain, print_json
 from supervisor.cli.show import join_columns
 from supervisor.client.running import RunningServer
@@ -17,17 +17,20 @@ COLUMNS = ("KEY", "SHARE", "RUNNING", "REQUESTS", "PROMPT", "CACHED", "OUTPUT", 
 
 def list_keys(options: argparse.Namespace, server: RunningServer) -> int:
     """Raises `UsageError` for a file that cannot be read."""
-    path = KeysConfig.of(server.config).api_keys
-    if not path:
+    section = KeysConfig.of(server.config)
+    if not section.api_keys:
         complain(options, "no_api_keys", "the server has no keys with names: it was started without --api-keys")
         return FAILED
-    ledger = Ledger(Path(path + SUFFIX), is_writer=False)
+    ledger = Ledger(section.usage_path, is_writer=False)
     known = ledger.read_all()
     ledger.close()
-    shown = [(name, entry, *known.get(name, (KeyUsage(), 0))) for name, entry in read_key_file(Path(path)).items()]
+    shown = [
+        (name, entry, *known.get(name, (KeyUsage(), 0)))
+        for name, entry in read_key_file(Path(section.api_keys)).items()
+    ]
     if options.json:
         hidden = {name: {**asdict(entry), "running": num, **used._asdict()} for name, entry, used, num in shown}
-        print_json({"file": path, "keys": hidden})
+        print_json({"file": section.api_keys, "keys": hidden})
         return DONE
     cells: list[list[str]] = []
     for name, entry, used, running in shown:

@@ -39,7 +39,7 @@ class Meter:
             return
         num_tokens = estimate_prompts([request._replace(num_choices=1) for request in requests])
         account, is_allowed = self.ledger.enter(key, entry, num_tokens)
-        trace.limit_headers = make_headers(account)
+        trace.limit_headers[:] = make_headers(account)
         if not is_allowed:
             raise make_refusal(key, entry, account, num_tokens)
         prompts = [index for index, request in enumerate(requests) for _ in range(request.num_choices)]

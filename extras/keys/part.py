@@ -1,9 +1,7 @@
 """Keys with names in a frontend: their limits, usage and metrics. Without `--api-keys` nothing is done."""
 
-from pathlib import Path
-
 from extras.keys.config import KeysConfig
-from extras.keys.ledger import SUFFIX, Ledger
+from extras.keys.ledger import Ledger
 from extras.keys.meter import Meter
 from extras.keys.metrics import KeyCollector
 from extras.keys.table import open_table
@@ -14,8 +12,8 @@ from messages.config.server import Config
 
 def open_meter(config: Config) -> Meter | None:
     """Returns `None` without `--api-keys`. Raises `BootError` for a file that cannot be used."""
-    path = KeysConfig.of(config).api_keys
-    return Meter(open_table(path), Ledger(Path(path + SUFFIX))) if path else None
+    section = KeysConfig.of(config)
+    return Meter(open_table(section.api_keys), Ledger(section.usage_path)) if section.api_keys else None
 
 
 class KeysPart(FrontendPart):

@@ -91,9 +91,15 @@ class ResponsesApi:
                 "background",
             )
         trace = _own_trace(request) if body.background else trace_of(request.scope)
-        (blocks,) = self._conversations.open(
-            conversation, trace, is_streamed=bool(body.stream), timeout_s=body.timeout_s
-        )
+        try:
+            (blocks,) = self._conversations.open(
+                conversation, trace, is_streamed=bool(body.stream), timeout_s=body.timeout_s
+            )
+        except RequestError as error:
+            if body.background:  # the response to `request` ends another trace
+                trace.status = error.info.status
+                self._service.record_response(trace)
+            raise
         choices = [blocks.generation]
         answer = ResponseAnswer(body, self._reader.model_name(body), blocks, is_stored=is_stored)
         if body.background:
@@ -266,6 +272,7 @@ def _own_trace(request: Request) -> RequestTrace:
     replied = trace_of(request.scope)
     trace.request_id, trace.status, trace.client = replied.request_id, 200, replied.client
     trace.body, replied.body = replied.body, trace.body
+    trace.limit_headers = replied.limit_headers
     return trace
 
 

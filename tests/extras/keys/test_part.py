@@ -222,6 +222,21 @@ def test_requests_are_shown_to_their_own_key_and_aborted_by_it(run: FrontendRun)
         call.json()
 
 
+def test_a_response_in_the_background_is_limited_and_counted(run: FrontendRun):
+    body = {"input": "hi", "background": True}
+    run.client.headers.update(bearer("team-b"))
+    asked = run.ask("/v1/responses", body)
+    message = run.take_request()
+    assert asked.response().status_code == 200
+    assert usage_of(run, "team-b")["running"] == 1
+    for _ in range(2):
+        refused = run.client.post("/v1/responses", json=body)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    run.send(final(message, "ok", (1, 2), usage=Usage(3, 1, 2)))
+    wait_until(lambda: usage_of(run, "team-b")["running"] == 0)
+    assert usage_of(run, "team-b")["requests"] == 1
+
+
 def test_stored_responses_belong_to_their_key(key_file: Path):
     config = KeysConfig(api_keys=str(key_file)).put_into(make_config())
     config = msgspec.structs.replace(config, facts=msgspec.structs.replace(config.facts, has_chat_template=True))
