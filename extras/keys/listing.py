@@ -24,10 +24,8 @@ def list_keys(options: argparse.Namespace, server: RunningServer) -> int:
     ledger = Ledger(section.usage_path, is_writer=False)
     known = ledger.read_all()
     ledger.close()
-    shown = [
-        (name, entry, *known.get(name, (KeyUsage(), 0)))
-        for name, entry in read_key_file(Path(section.api_keys)).items()
-    ]
+    entries = read_key_file(Path(section.api_keys))
+    shown = [(name, entry, *known.get(name, (KeyUsage(), 0))) for name, entry in entries.items()]
     if options.json:
         hidden = {name: {**asdict(entry), "running": num, **used._asdict()} for name, entry, used, num in shown}
         print_json({"file": section.api_keys, "keys": hidden})
