@@ -57,7 +57,7 @@ class OllamaLists:
     async def show(self, request: Request) -> JsonReply:
         """Raises `RequestError`: 404 for an unknown model, 503 for one whose files have not been read yet."""
         body = (await self._decoder.receive(request)).fields
-        name = find_model(self._table, body.model, is_ollama=True)
+        name = find_model(self._table, body.model, request, is_ollama=True)
         for _, shown in self._known([name]):
             return JsonReply(shown.shown(body.model))
         raise UnavailableError(f"the files of the model {name} have not been read yet", "loading")

@@ -20,6 +20,12 @@ def test_a_key_opens_its_models_alone(tmp_path: Path):
             for key in ("none", "sk-x"):
                 assert run.client.post(path, json={"model": "a"}, headers=bearer(key)).status_code == 401
             assert run.client.post(path, json={"model": "b"}, headers=bearer("one")).status_code == 404
+        for path in ("/v1/completions", "/api/show"):
+            for name in ("b", "c"):
+                refused = run.client.post(path, json={"model": name}, headers=bearer("one"))
+                assert refused.status_code == 404
+                assert "the models are a" in refused.text
+                assert "a, b" not in refused.text
         assert run.asked.empty()
         assert listed("one") == listed("one", "/models") == ["a"]
         assert listed("all") == listed("sk-operator") == ["a", "b"]
