@@ -21,7 +21,7 @@ from frontend.requests.costs import check_costs, estimate_prompts, is_long
 from frontend.requests.deadlines import Deadlines
 from frontend.requests.generation import Generation
 from frontend.requests.hold import RestartHold
-from frontend.requests.prompt_request import PromptRequest, check_generates, join_choices
+from frontend.requests.prompt_request import PromptRequest, check_generates, check_may_use, join_choices
 from frontend.requests.quiet import find_quiet
 from frontend.requests.recent_steps import RecentSteps
 from frontend.requests.registry import Registry
@@ -65,6 +65,8 @@ class Service:
         self.metrics = RequestMetrics(config.facts.max_model_len)
         self.http_requests = HttpRequests()
         self.registry = Registry(link.uid_block, self._record_end, self._record_step)
+        self.on_open: list[Callable[[RequestTrace, Sequence[PromptRequest]], None]] = []
+        """Called before the choices of an HTTP request enter; it may raise `RequestError`."""
         self.on_response: list[Callable[[RequestTrace], None]] = []
         """Called when the response of an HTTP request is over, well or not."""
         self.on_end: list[Callable[[Timeline], None]] = [self.metrics.record_timeline]
@@ -119,7 +121,10 @@ class Service:
         """
         check_generates(requests, self.config.facts)
         check_costs(requests, self.config.facts, is_streamed=is_streamed)
+        check_may_use(trace.client, requests, self.config.facts)
         self._check_queue(requests)
+        for enter in self.on_open:
+            enter(trace, requests)
         has_much_text = is_long(requests)
         changed = asyncio.Event()
         opened: list[Generation] = []
@@ -129,7 +134,10 @@ class Service:
                 choices: list[Generation] = []
                 for message in request.messages(trace.received_ns):
                     self.check_admission()
-                    params = msgspec.structs.replace(message.sampling_params, is_streamed=is_streamed)
+                    params = message.sampling_params
+                    params = msgspec.structs.replace(
+                        params, is_streamed=is_streamed, priority=trace.client.bounded(params.priority)
+                    )
                     uid = self.registry.next_uid()
                     group = opened[0].uid if opened else uid
                     message = msgspec.structs.replace(
@@ -210,6 +218,7 @@ class Service:
         if timeout_s is None:
             timeout_s = self.config.http.request_timeout_s
         self.registry.add(generation)
+        generation.timeline.key = trace.client.key
         if timeout_s is not None:
             self.deadlines.watch(generation, trace.received_ns / 1e9 + timeout_s)
         trace.generations.append(generation)

@@ -68,9 +68,12 @@ RULES = {
     "extras/faults": rule("extras.faults scheduler_proc supervisor runtime messages", "msgspec"),
     "extras/home": rule("extras.home supervisor runtime messages", "huggingface_hub"),
     "extras/infill": rule("extras.infill frontend runtime messages", "msgspec starlette"),
+    "extras/keys": rule(
+        "extras.keys frontend supervisor runtime messages", "msgspec starlette prometheus_client psutil"
+    ),
     "extras/live": rule("extras.live frontend runtime messages", "msgspec starlette psutil"),
     "extras/models": rule(
-        "extras.models extras.ollama extras.live extras.home frontend scheduler_proc tokenizer_proc detokenizer_proc "
+        "extras.models extras.keys extras.ollama extras.live extras.home frontend scheduler_proc tokenizer_proc detokenizer_proc "
         "supervisor runtime messages",
         "msgspec starlette httptools uvicorn prometheus_client setproctitle",
     ),

@@ -304,7 +304,7 @@ async def write_head(send: Send, trace: RequestTrace, content_type: bytes = sse.
         (b"content-type", content_type),
         (b"cache-control", b"no-cache"),
         (b"x-accel-buffering", b"no"),
-        *trace.id_headers,
+        *trace.reply_headers,
     ]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
 

@@ -253,7 +253,7 @@ class TokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     `add_special_tokens` makes the tokenizer add its own special tokens, such as the beginning of a sequence, to a text
     or a rendered chat. A continuation also carries what the client already has: `output_ids` (int32) and
-    `num_chars_sent`.
+    `num_chars_sent`. `client`: the name of the sender's key, or its address (at most 64 bytes); `share`: its part.
     """
 
     uid: int
@@ -283,9 +283,7 @@ class TokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     spans: tuple[PromptSpan, ...] = ()
     """With `prompt_ids` only."""
     client: str = ""
-    """The name of its sender's key or, without one, the sender's address; at most 64 bytes. Empty: the server itself."""
     share: int = 1
-    """The client's part of each step, relative to the shares of others."""
 
     def alone(self, sibling: Sibling) -> "TokenizeMsg":
         """Returns the message of the request `sibling`."""

@@ -1,6 +1,6 @@
 import pytest
 
-from frontend.requests.client import client_at
+from frontend.requests.client import Client, address_of
 from tests.frontend.frontend_run import FrontendRun, final
 
 
@@ -18,8 +18,19 @@ from tests.frontend.frontend_run import FrontendRun, final
 def test_a_client_without_a_key_is_its_address(
     peer: tuple[str, int] | None, forwarded: list[bytes], is_private: bool, name: str
 ):
-    client = client_at(peer, [(b"x-forwarded-for", value) for value in forwarded], is_private=is_private)
-    assert (client.name, client.share) == (name, 1)
+    headers = [(b"x-forwarded-for", value) for value in forwarded]
+    assert address_of(peer, headers, is_private=is_private) == name
+
+
+def test_what_a_client_may():
+    client = Client(name="a", key="a", models=("m", "poems-*"), priority=5, sees_all=False)
+    assert client.usable(["m", "n", "poems-", "poems-x", "poem", "M"]) == ["m", "poems-", "poems-x"]
+    assert client.may_use(("org/m", "m"))
+    assert not client.may_use(("org/m",))
+    assert [client.bounded(priority) for priority in (-1, 5, 6)] == [5, 5, 6]
+    assert [client.sees(key) for key in ("a", "b", "")] == [True, False, False]
+    assert all(Client().sees(key) for key in ("a", ""))
+    assert Client().bounded(-1) == -1
 
 
 def test_the_client_of_a_request_is_in_its_message():
