@@ -179,6 +179,8 @@ class Client(threading.Thread):
             if self._ended.is_set():
                 break
         connection.close()
+        if response.status != 200:
+            time.sleep(1)
 
 
 def bodies(seed: int, num_words: int, max_tokens: int, num_choices: int = 1) -> Iterator[dict[str, object]]:

@@ -94,9 +94,12 @@ class Service:
         """Returns a seed for a request without one."""
         return self._seeds.getrandbits(NUM_SEED_BITS)
 
-    def check_admission(self) -> None:
-        """Raises `UnavailableError` if no request may enter now."""
-        self.admission.check(len(self.registry))
+    def check_admission(self, trace: RequestTrace) -> None:
+        """Raises `UnavailableError` if no request of this client may enter now."""
+        num_open, client = len(self.registry), trace.client.name
+        is_full = num_open >= self.admission.limit
+        own = [entry for entry in self.registry.all_open() if entry.message.client == client] if is_full else []
+        self.admission.check(num_open, len(own))
 
     def open(
         self, request: PromptRequest, trace: RequestTrace, *, is_streamed: bool, timeout_s: float | None = None
@@ -133,7 +136,7 @@ class Service:
             for request in requests:
                 choices: list[Generation] = []
                 for message in request.messages(trace.received_ns):
-                    self.check_admission()
+                    self.check_admission(trace)
                     params = message.sampling_params
                     params = msgspec.structs.replace(
                         params, is_streamed=is_streamed, priority=trace.client.bounded(params.priority)

@@ -84,9 +84,8 @@ def test_a_waiting_stream_shows_its_place(ring: RingClient):
 def test_the_official_client_reads_a_stream_that_has_waited(ring: RingClient):
     options: Any = {"include_usage": True, "include_progress": True}
     expected = ring.generate(PROMPT, max_tokens=8, temperature=0.0)
-    with openai.OpenAI(
-        base_url=f"{ring.url}/v1", api_key="none", max_retries=0, http_client=at(ring, "127.0.0.2")
-    ) as client:
+    http_client: Any = at(ring, "127.0.0.2")
+    with openai.OpenAI(base_url=f"{ring.url}/v1", api_key="none", max_retries=0, http_client=http_client) as client:
         with busy(ring):
             stream = client.completions.create(
                 model=BARD,

@@ -118,7 +118,7 @@ class RequestReader(Generic[T]):
 
     async def read_warned(self, request: Request) -> DecodedBody[T]:
         """Same as `read`, with a warning for each field that is ignored."""
-        self._service.check_admission()
+        self._service.check_admission(trace_of(request.scope))
         decoded = await self._decoder.receive(request)
         fields: Any = decoded.fields
         check_model(self._service.config.facts, fields.model)

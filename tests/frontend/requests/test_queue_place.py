@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from messages.ring.timeline import ChunkRow, QueueFacts, ScheduleReport, WaitingRow
-from tests.frontend.frontend_run import Call, FrontendRun, final
+from tests.frontend.frontend_run import Call, FrontendRun, final, table
 
 FACTS = QueueFacts("rows", 9, 7, 8, 40, 512, 3, 40, 0, 0, 4.0)
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "prompt": None, "max_tokens": 5}
@@ -98,6 +98,7 @@ def test_a_value_that_is_no_switch_is_refused(server: FrontendRun):
 
 @pytest.mark.parametrize(("num_clients", "text"), [(1, "1 client is"), (3, "3 clients are")])
 def test_the_reason_of_a_request_that_waits_for_its_share(server: FrontendRun, num_clients: int, text: str):
+    server.show(table(-1_000.0))  # no process is taken for silent
     with server.call() as call:
         message = server.take_request()
         report(server, [WaitingRow(message.uid, 0, time.monotonic_ns(), 7, 2, 1_200, num_clients)])
