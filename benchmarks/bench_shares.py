@@ -167,7 +167,7 @@ class Client(threading.Thread):
             self._parts.hostname or "", self._parts.port, timeout=WAIT_S, source_address=(self._address, 0)
         )
         start_s, is_first = time.monotonic(), True
-        connection.request("POST", "/generate", json.dumps(body), {"content-type": "application/json"})
+        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
         response = connection.getresponse()
         for line in response if response.status == 200 else ():
             if not line.startswith(b"data: {"):

@@ -13,7 +13,7 @@ from messages.ring.timeline import WaitingRow
 class QueuePlace(msgspec.Struct, frozen=True):
     """`position` is 1 for the next request. `tokens_ahead` are those of prompts before it, cached ones included.
 
-    What is unknown is null: the tokens for up to a second, the time until requests have left the queue.
+    An unknown number is null: the tokens for up to a second, the time until requests have left the queue.
     """
 
     position: int

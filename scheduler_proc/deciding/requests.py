@@ -95,8 +95,8 @@ class PendingReq:
     `num_logprobs` is -1 without logprobs. `grammar` is `None` if there is none, and until it is compiled; until then
     the request gets no row. `logits_processors` is `None` if its logits are unchanged, `prompt_task` if only next
     tokens are computed from its prompt. `priority_key` orders all requests, those of one `group` take turns with
-    others, and the first of a group to wait, and any that had a row, `was_in_line` (`waiting_queue.py`). Those of one
-    client and priority are a `flow`; clients get parts of steps by their `share` (`shares.py`). A request that
+    others, and the first of a group to wait, and any that had a row, `was_in_line` (`waiting_queue.py`). Requests
+    of one client and priority are a `flow`; clients get parts of steps by their `share` (`shares.py`). A request that
     `gives_way` gets few rows and few tokens of a step while there are others (`policy.py`). `packed_sampling` is its
     entry in the columns of `SamplingColumns`, set on first use.
     """
