@@ -312,7 +312,7 @@ class Policy:
             self.admission_rate.record(notes.planned_ns)
             self._add_chunk(req, plan)
             num_promised += cache.num_missing(req, _num_next_tokens(req))
-            if self.shares.leaves_rows(plan.turn):
+            if plan.turn is not None and self.shares.leaves_rows(plan.turn):
                 break
         if plan.turn is None:
             self._record_wait(plan)

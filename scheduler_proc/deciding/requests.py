@@ -119,6 +119,7 @@ class PendingReq:
         self.grammar: FollowedGrammar | None = None
         self.prompt_task = find_task(message)
         self.group: Group = (message.group or message.uid, params.priority)
+        self.client = message.client
         self.flow: Flow = (message.client, params.priority)
         self.share = max(1, message.share)
         self.priority_key: PriorityKey = (0, 0)
@@ -131,10 +132,6 @@ class PendingReq:
         self.queued_ns = now_ns
         self.first_scheduled_ns = 0
         self.first_token_ns = 0
-
-    @property
-    def client(self) -> str:
-        return self.flow[0]
 
     @property
     def num_output_tokens(self) -> int:

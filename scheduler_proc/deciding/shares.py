@@ -101,10 +101,10 @@ class Shares:
         most = MAX_LEAD_S // AGING_S
         return max(-most, min(flow[1], most)) - (now_ns - self._since_ns[flow]) // (AGING_S * 1_000_000_000)
 
-    def leaves_rows(self, flow: Flow | None) -> bool:
+    def leaves_rows(self, flow: Flow) -> bool:
         """True if a flow's client has its part of the rows, and others that have less need all that are left."""
         stages = self._stages
-        if flow is None or stages.rows_by_client[flow[0]] < self._part(self._num_rows) * stages.share_of[flow[0]]:
+        if stages.rows_by_client[flow[0]] < self._part(self._num_rows) * stages.share_of[flow[0]]:
             return False
         if self._num_needed[0] != stages.num_active:
             self._num_needed = stages.num_active, self._count_needed_rows()
