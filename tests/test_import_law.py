@@ -73,8 +73,8 @@ RULES = {
     ),
     "extras/live": rule("extras.live frontend runtime messages", "msgspec starlette psutil"),
     "extras/models": rule(
-        "extras.models extras.keys extras.ollama extras.live extras.home frontend scheduler_proc tokenizer_proc detokenizer_proc "
-        "supervisor runtime messages",
+        "extras.models extras.keys extras.ollama extras.live extras.home frontend scheduler_proc tokenizer_proc "
+        "detokenizer_proc supervisor runtime messages",
         "msgspec starlette httptools uvicorn prometheus_client setproctitle",
     ),
     "extras/ollama": rule("extras.ollama frontend runtime messages", "msgspec starlette"),

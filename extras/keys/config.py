@@ -16,36 +16,33 @@ class KeysConfig(ExtraConfig, frozen=True, kw_only=True):
     EXTRA: ClassVar[str] = "keys"
 
     api_keys: Annotated[
-        str,
+        tuple[str, ...],
         Meta(
-            description="TOML file of keys with names, limits and shares (launch.py keys writes it); it is read again "
-            "when it changes",
+            description="TOML file of keys with names, limits and shares (launch.py keys writes it), read again when "
+            "it changes; a second file keeps their usage (default: the name of the first with .usage)",
             extra={"metavar": "FILE"},
         ),
-    ] = ""
-    key_usage: Annotated[
-        str,
-        Meta(
-            description="file in which the usage of these keys is kept, in a writable local directory (default: "
-            "the name of --api-keys with .usage)",
-            extra={"metavar": "FILE"},
-        ),
-    ] = ""
+    ] = ()
+
+    @property
+    def key_file(self) -> Path | None:
+        """The file of the keys, `None` without the flag."""
+        return Path(self.api_keys[0]) if self.api_keys else None
+
+    @property
+    def usage_file(self) -> Path:
+        return Path(self.api_keys[1])
 
     def check(self, config: Config) -> Config:
         """Reads the file once, before anything starts. Raises `UsageError`."""
         if not self.api_keys:
-            if self.key_usage:
-                raise UsageError("--key-usage needs --api-keys")
             return config
-        path = Path(self.api_keys).expanduser().absolute()
+        first, *others = (Path(name).expanduser().absolute() for name in self.api_keys)
+        if len(others) > 1:
+            raise UsageError("--api-keys: it takes a file of keys and, at most, one for their usage")
         try:
-            read_key_file(path)
+            read_key_file(first)
         except UsageError as error:
             raise UsageError(f"--api-keys: {error}") from None
-        usage = Path(self.key_usage or f"{path}.usage").expanduser().absolute()
-        return KeysConfig(api_keys=str(path), key_usage=str(usage)).put_into(config)
-
-    @property
-    def usage_path(self) -> Path:
-        return Path(self.key_usage or f"{self.api_keys}.usage")
+        usage = others[0] if others else f"{first}.usage"
+        return KeysConfig(api_keys=(str(first), str(usage))).put_into(config)

@@ -110,7 +110,9 @@ class Ledger:
                     self._remove_dead()
                 stack.pop_all()
         except (OSError, sqlite3.Error) as error:
-            raise BootError(f"the usage of keys cannot be kept in {path} (--key-usage): {error}") from None
+            raise BootError(
+                f"the usage of keys cannot be kept in {path}: {error}; --api-keys takes a second file for it"
+            ) from None
 
     def close(self) -> None:
         self._database.close()

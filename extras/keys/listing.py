@@ -1,7 +1,6 @@
 """`launch.py ps --keys`: the keys of a running server, their limits and their usage."""
 
 import argparse
-from pathlib import Path
 
 from msgspec.structs import asdict
 
@@ -18,17 +17,17 @@ COLUMNS = ("KEY", "SHARE", "RUNNING", "REQUESTS", "PROMPT", "CACHED", "OUTPUT", 
 def list_keys(options: argparse.Namespace, server: RunningServer) -> int:
     """Raises `UsageError` for a file that cannot be read."""
     section = KeysConfig.of(server.config)
-    if not section.api_keys:
+    if section.key_file is None:
         complain(options, "no_api_keys", "the server has no keys with names: it was started without --api-keys")
         return FAILED
-    ledger = Ledger(section.usage_path, is_writer=False)
+    ledger = Ledger(section.usage_file, is_writer=False)
     known = ledger.read_all()
     ledger.close()
-    entries = read_key_file(Path(section.api_keys))
+    entries = read_key_file(section.key_file)
     shown = [(name, entry, *known.get(name, (KeyUsage(), 0))) for name, entry in entries.items()]
     if options.json:
         hidden = {name: {**asdict(entry), "running": num, **used._asdict()} for name, entry, used, num in shown}
-        print_json({"file": section.api_keys, "keys": hidden})
+        print_json({"file": str(section.key_file), "keys": hidden})
         return DONE
     cells: list[list[str]] = []
     for name, entry, used, running in shown:

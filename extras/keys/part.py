@@ -13,7 +13,7 @@ from messages.config.server import Config
 def open_meter(config: Config) -> Meter | None:
     """Returns `None` without `--api-keys`. Raises `BootError` for a file that cannot be used."""
     section = KeysConfig.of(config)
-    return Meter(open_table(section.api_keys), Ledger(section.usage_path)) if section.api_keys else None
+    return Meter(open_table(path), Ledger(section.usage_file)) if (path := section.key_file) is not None else None
 
 
 class KeysPart(FrontendPart):

@@ -98,15 +98,15 @@ class KeyTable:
 
 
 @functools.cache
-def open_table(path: str) -> KeyTable:
+def open_table(path: Path) -> KeyTable:
     """Returns the table of this process. Raises `BootError`."""
     try:
-        return KeyTable(Path(path))
+        return KeyTable(path)
     except UsageError as error:
         raise BootError(f"--api-keys: {error}") from None
 
 
 def find_table(config: Config) -> KeyTable | None:
     """Returns the keys of the file, `None` if there is no file. Raises `BootError`."""
-    path = KeysConfig.of(config).api_keys
-    return open_table(path) if path else None
+    path = KeysConfig.of(config).key_file
+    return None if path is None else open_table(path)

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from extras.batches.config import BatchConfig
-from extras.keys.config import KeysConfig
 from messages.config.server import HttpConfig
 from messages.ring.replies import Usage
-from tests.extras.keys.test_part import bearer, get, usage_of, write_keys
+from tests.extras.keys.test_part import bearer, get, usage_of, with_keys, write_keys
 from tests.frontend.frontend_run import FrontendRun, final, make_config, wait_until
 
 FIELDS = {"a": "share = 5\nmax_running = 1", "b": "", "chief": "admin = true"}
@@ -22,7 +21,7 @@ PATHS = ("/v1/files", "/v1/batches")
 def run(tmp_path: Path) -> Iterator[FrontendRun]:
     write_keys(tmp_path / "keys.toml", FIELDS)
     config = make_config(HttpConfig(port=0, api_key=("sk-plain",)))
-    config = KeysConfig(api_keys=str(tmp_path / "keys.toml")).put_into(config)
+    config = with_keys(tmp_path / "keys.toml", config)
     config = BatchConfig(batch_dir=str(tmp_path / "batches")).put_into(config)
     with FrontendRun(config) as run:
         yield run

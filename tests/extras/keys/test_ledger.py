@@ -180,7 +180,7 @@ def test_the_file_is_private_and_a_bad_one_is_refused(tmp_path: Path, open_ledge
     open_ledger()
     assert (tmp_path / "u").stat().st_mode & 0o777 == 0o600
     (tmp_path / "bad").write_text("this is not a database, and longer than the header of one" * 20)
-    with pytest.raises(BootError, match=r"cannot be kept in .*bad .--key-usage.: file is not a database"):
+    with pytest.raises(BootError, match=r"cannot be kept in .*bad: file is not a database"):
         Ledger(tmp_path / "bad")
     with pytest.raises(BootError, match="No such file"):
         Ledger(tmp_path / "none" / "u")

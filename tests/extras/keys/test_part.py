@@ -11,7 +11,7 @@ import pytest
 
 from extras.keys.config import KeysConfig
 from extras.keys.key_file import hash_of
-from messages.config.server import HttpConfig
+from messages.config.server import Config, HttpConfig
 from messages.ring.replies import Usage
 from tests.frontend.frontend_run import FrontendRun, final, make_config, wait_until
 
@@ -30,6 +30,10 @@ def write_keys(file: Path, fields: dict[str, str]) -> None:
     file.write_text("".join(f'[{name}]\nhash = "{hash_of(name)}"\n{text}\n' for name, text in fields.items()))
 
 
+def with_keys(file: Path, config: Config) -> Config:
+    return KeysConfig(api_keys=(str(file), f"{file}.usage")).put_into(config)
+
+
 @pytest.fixture
 def key_file(tmp_path: Path) -> Path:
     file = tmp_path / "keys.toml"
@@ -40,7 +44,7 @@ def key_file(tmp_path: Path) -> Path:
 @pytest.fixture
 def run(key_file: Path) -> Iterator[FrontendRun]:
     config = make_config(HttpConfig(port=0, api_key=(PLAIN,), admin_key=(OPERATOR,)))
-    with FrontendRun(KeysConfig(api_keys=str(key_file)).put_into(config), headers=bearer("chief")) as run:
+    with FrontendRun(with_keys(key_file, config), headers=bearer("chief")) as run:
         yield run
 
 
@@ -238,7 +242,7 @@ def test_a_response_in_the_background_is_limited_and_counted(run: FrontendRun):
 
 
 def test_stored_responses_belong_to_their_key(key_file: Path):
-    config = KeysConfig(api_keys=str(key_file)).put_into(make_config())
+    config = with_keys(key_file, make_config())
     config = msgspec.structs.replace(config, facts=msgspec.structs.replace(config.facts, has_chat_template=True))
     with FrontendRun(config) as run:
         run.client.headers.update(bearer("team-a"))

@@ -169,7 +169,7 @@ class RouterRun:
             scheduling=SchedulingConfig(max_queued_requests=max_waiting),
             facts=FACTS,
         )
-        config = KeysConfig(api_keys=api_keys).put_into(config) if api_keys else config
+        config = KeysConfig(api_keys=(api_keys, f"{api_keys}.usage")).put_into(config) if api_keys else config
         self.launcher = FakeLauncher(section.put_into(config))
         self._lock = threading.Lock()
         self._next_pid = 1
