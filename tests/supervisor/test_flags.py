@@ -7,6 +7,7 @@ import pytest
 
 from extras.batches.config import BatchConfig
 from extras.faults.config import FaultsConfig
+from extras.keys.config import KeysConfig
 from extras.models.config import ModelsConfig
 from extras.remote.config import RemoteConfig
 from extras.tracing.config import TracingConfig
@@ -36,6 +37,7 @@ def test_no_flags_give_the_defaults():
         "run": RunConfig(),
         "batches": BatchConfig(),
         "faults": FaultsConfig(),
+        "keys": KeysConfig(),
         "models": ModelsConfig(),
         "remote": RemoteConfig(),
         "tracing": TracingConfig(),

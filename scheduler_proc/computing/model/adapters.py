@@ -17,7 +17,6 @@ from kernels.formats.plain import PLAIN
 from kernels.formats.weight_format import Linear, Weight
 from kernels.operations.lora_linear import lora_linear
 from kernels.operations.packed_linear import has_packed_kernel
-from kernels.operations.plain_linear import plain_linear
 from scheduler_proc.computing.model.blocks.embedding import POSITIONS, TOKENS, Embedding
 from scheduler_proc.computing.model.blocks.head import HEAD, Head
 from scheduler_proc.computing.model.description import ModelDescription
