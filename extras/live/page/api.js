@@ -41,8 +41,8 @@ export async function call(path, options = {}) {
 
 export const getJson = async (path, options) => (await call(path, options)).json();
 
-/** Yields the data of each event of a stream, as JSON. */
-export async function* events(reply) {
+/** Yields the data of each event of a stream, as JSON; comments that are JSON go to `onComment`. */
+export async function* events(reply, onComment = () => {}) {
   const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
@@ -53,6 +53,7 @@ export async function* events(reply) {
     for (const frame of frames) {
       if (frame === "data: [DONE]") return;
       if (frame.startsWith("data: ")) yield JSON.parse(frame.slice(6));
+      else if (frame.startsWith(": {")) onComment(JSON.parse(frame.slice(2)));
     }
   }
 }
