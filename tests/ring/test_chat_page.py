@@ -10,6 +10,7 @@ import pytest
 
 from tests.ring.browser import require_browser
 from tests.ring.client import RingClient
+from tests.ring.conftest import Start
 from tests.ring.devtools import BrowserPage
 
 pytestmark = [pytest.mark.ring, pytest.mark.timeout(600)]
@@ -38,10 +39,23 @@ print("<i>")
 """
 
 
+TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}</{{ message.role }}>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
 @pytest.fixture(scope="module")
-def page(plain_ring: RingClient) -> Iterator[BrowserPage]:
+def chat_ring(start_ring: Start, tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> RingClient:
+    template = tmp_path_factory.mktemp("template") / "chat.jinja"
+    template.write_text(TEMPLATE, encoding="utf-8")
+    return start_ring(tiny_checkpoint, "--dtype", "float32", "--chat-template", str(template))
+
+
+@pytest.fixture(scope="module")
+def page(chat_ring: RingClient) -> Iterator[BrowserPage]:
     with BrowserPage(require_browser()) as page:
-        page.open(f"{plain_ring.url}/")
+        page.open(f"{chat_ring.url}/")
         page.wait_for(f"document.getElementById('status')?.textContent === 'ready' && {NAMED}")
         page.run(
             f"""(() => {{
@@ -100,22 +114,22 @@ def shown(page: BrowserPage) -> list[str]:
     return page.run("[...document.querySelectorAll('#messages > li > .text')].map(text => text.textContent)")
 
 
-def test_a_conversation_continues_and_is_kept(page: BrowserPage, plain_ring: RingClient):
+def test_a_conversation_continues_and_is_kept(page: BrowserPage, chat_ring: RingClient):
     show(page, "hello")
     show(page, "and then")
-    first = expected(plain_ring, "hello")
-    assert contents(page) == ["hello", first, "and then", expected(plain_ring, "hello", first, "and then")]
+    first = expected(chat_ring, "hello")
+    assert contents(page) == ["hello", first, "and then", expected(chat_ring, "hello", first, "and then")]
     assert page.run(KINDS) == ["user", "assistant"] * 2
-    page.open(f"{plain_ring.url}/")
+    page.open(f"{chat_ring.url}/")
     page.wait_for("document.querySelectorAll('#messages > li').length === 4")
 
 
-def test_an_edited_message_begins_another_branch(page: BrowserPage, plain_ring: RingClient):
+def test_an_edited_message_begins_another_branch(page: BrowserPage, chat_ring: RingClient):
     page.wait_for(NAMED)
     before = contents(page)
     click(page, "Edit", 0)
     submit_edit(page, "bye")
-    answer = expected(plain_ring, "bye")
+    answer = expected(chat_ring, "bye")
     assert contents(page) == ["bye", answer]
     click(page, "Regenerate", 1)
     page.wait_for(IDLE)
@@ -136,7 +150,7 @@ def test_an_edited_message_begins_another_branch(page: BrowserPage, plain_ring: 
     click(page, "Delete", 1)
 
 
-def test_an_answer_is_continued_where_it_ended(page: BrowserPage, plain_ring: RingClient):
+def test_an_answer_is_continued_where_it_ended(page: BrowserPage, chat_ring: RingClient):
     begun = contents(page)
     click(page, "Continue", 1)
     page.wait_for(IDLE)
@@ -145,7 +159,7 @@ def test_an_answer_is_continued_where_it_ended(page: BrowserPage, plain_ring: Ri
     assert answer.startswith(begun[1])
     body = {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": begun[1]}]}
     body |= {"max_tokens": NUM_TOKENS, "temperature": 0, "continue_final_message": True}
-    reply = httpx.post(f"{plain_ring.url}/v1/chat/completions", json=body, timeout=60).json()
+    reply = httpx.post(f"{chat_ring.url}/v1/chat/completions", json=body, timeout=60).json()
     assert answer == begun[1] + reply["choices"][0]["message"]["content"]
 
 
@@ -161,7 +175,7 @@ def test_an_answer_shows_how_it_was_made(page: BrowserPage):
     assert "tokens · " in page.run("document.getElementById('used').textContent")
 
 
-def test_a_stopped_answer_stays_as_far_as_it_came(page: BrowserPage, plain_ring: RingClient):
+def test_a_stopped_answer_stays_as_far_as_it_came(page: BrowserPage, chat_ring: RingClient):
     page.run("document.getElementById('new').click()")
     page.wait_for("!document.getElementById('welcome').hidden")
     set_most_tokens(page, 100)
@@ -175,11 +189,11 @@ def test_a_stopped_answer_stays_as_far_as_it_came(page: BrowserPage, plain_ring:
     assert page.run("document.querySelectorAll('#list li').length") == 1
 
 
-def test_the_first_screen_names_the_model_and_its_suggestions_work(page: BrowserPage, plain_ring: RingClient):
-    card = httpx.get(f"{plain_ring.url}/v1/models").json()["data"][0]
+def test_the_first_screen_names_the_model_and_its_suggestions_work(page: BrowserPage, chat_ring: RingClient):
+    card = httpx.get(f"{chat_ring.url}/v1/models").json()["data"][0]
     page.run("document.getElementById('new').click()")
     page.wait_for("!document.getElementById('welcome').hidden")
-    assert page.run("document.getElementById('welcome-model').textContent") == card["id"]
+    assert page.run("document.getElementById('welcome-model').textContent") == Path(card["id"]).name
     facts = page.run("document.getElementById('welcome-facts').innerText")
     assert f"{card['max_model_len']:,} tokens of context" in facts
     assert page.run("document.querySelectorAll('#suggestions button').length") == 3
@@ -187,11 +201,30 @@ def test_the_first_screen_names_the_model_and_its_suggestions_work(page: Browser
     text = page.run("document.querySelector('#suggestions span').textContent")
     page.run("document.querySelector('#suggestions button').click()")
     page.wait_for(f"{IDLE} && document.querySelectorAll('#messages > li').length === 2")
-    assert contents(page) == [text, expected(plain_ring, text)]
+    assert contents(page) == [text, expected(chat_ring, text)]
     page.run("document.querySelectorAll('#list .delete')[0].click()")
 
 
-def test_text_files_go_with_a_message_and_others_are_refused(page: BrowserPage, plain_ring: RingClient):
+def test_a_model_without_a_chat_template_continues_the_text(
+    page: BrowserPage, chat_ring: RingClient, plain_ring: RingClient
+):
+    page.open(f"{plain_ring.url}/")
+    page.wait_for("document.querySelectorAll('#suggestions button').length === 3")
+    assert "continues texts" in page.run("document.getElementById('welcome-facts').innerText")
+    set_most_tokens(page, NUM_TOKENS)
+    page.run("document.getElementById('settings-form').elements.temperature.value = 0")
+    page.run("document.getElementById('settings-form').dispatchEvent(new Event('change'))")
+    page.run("document.querySelector('#suggestions button').click()")
+    page.wait_for(f"{IDLE} && document.querySelectorAll('#messages > li').length === 2")
+    text, answer = contents(page)
+    body = {"prompt": text, "max_tokens": NUM_TOKENS, "temperature": 0}
+    reply = httpx.post(f"{plain_ring.url}/v1/completions", json=body, timeout=60).json()
+    assert answer == reply["choices"][0]["text"]
+    page.open(f"{chat_ring.url}/")
+    page.wait_for(f"document.getElementById('status')?.textContent === 'ready' && {NAMED}")
+
+
+def test_text_files_go_with_a_message_and_others_are_refused(page: BrowserPage, chat_ring: RingClient):
     page.run("document.getElementById('new').click()")
     page.run(
         """(() => {
@@ -205,7 +238,7 @@ def test_text_files_go_with_a_message_and_others_are_refused(page: BrowserPage, 
     assert page.run("[...document.querySelectorAll('#files li')].map(item => item.innerText.trim())") == ["notes.txt"]
     show(page, "what is it?")
     sent = "notes.txt:\n````\none\n```\ntwo\n````\n\nwhat is it?"
-    assert contents(page) == ["what is it?", expected(plain_ring, sent)]
+    assert contents(page) == ["what is it?", expected(chat_ring, sent)]
     assert page.run("document.querySelector('.user .file').textContent") == "notes.txtone\n```\ntwo"
     page.run("document.querySelectorAll('#list .delete')[0].click()")
 

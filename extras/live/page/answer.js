@@ -3,6 +3,9 @@
 import {call, events} from "./api.js";
 import {count, milliseconds, rate, seconds} from "./format.js";
 
+const STREAM = {stream: true, stream_options: {include_usage: true, continuous_usage_stats: true, include_progress: true}};
+const MOST_TEXT_TOKENS = 256; // a model that only continues texts seldom ends one
+
 /** Returns the fields of a message that the model reads; attached files are before its text. */
 function readable({role, content, files = [], reasoning, calls, tool_call_id}) {
   const texts = files.map(({name, text}) => {
@@ -14,16 +17,15 @@ function readable({role, content, files = [], reasoning, calls, tool_call_id}) {
 
 /**
  * Asks for the answer to `messages` with other fields of the body, and calls `onChange` for each piece. Returns the message; throws
- * `Refused`. `begun`: an answer that is to be continued.
+ * `Refused`. `begun`: an answer that is to be continued. `isText`: the model was trained on no chats, and continues their text.
  */
-export async function ask({messages, id, signal, begun, ...params}, onChange) {
+export async function ask({messages, id, signal, begun, isText, ...params}, onChange) {
   const answer = {role: "assistant", content: begun?.content ?? "", reasoning: begun?.reasoning ?? "", calls: [], id, tokens: [], usage: null, reason: ""};
-  const body = {
-    messages: [...messages, ...begun ? [begun] : []].map(readable), stream: true, logprobs: true, top_logprobs: 5,
-    stream_options: {include_usage: true, continuous_usage_stats: true, include_progress: true}, ...begun && {continue_final_message: true}, ...params,
-  };
+  const read = [...messages, ...begun ? [begun] : []].map(readable), path = isText ? "v1/completions" : "v1/chat/completions";
+  const body = isText ? {prompt: read.map(({content}) => content).join(""), max_tokens: MOST_TEXT_TOKENS, ...STREAM, ...params, tools: undefined, reasoning_effort: undefined}
+    : {messages: read, logprobs: true, top_logprobs: 5, ...begun && {continue_final_message: true}, ...STREAM, ...params};
   const begunMs = performance.now(), report = progress => onChange(Object.assign(answer, {progress}));
-  const reply = await call("v1/chat/completions", {json: body, headers: {"X-Request-Id": id}, signal});
+  const reply = await call(path, {json: body, headers: {"X-Request-Id": id}, signal});
   answer.loadMs = Number(reply.headers.get("X-Model-Load-Ms"));
   for await (const event of events(reply, report)) {
     if (event.error) throw new Error(event.error.message);
@@ -37,7 +39,7 @@ export async function ask({messages, id, signal, begun, ...params}, onChange) {
 
 function add(answer, choice, ms) {
   if (!choice) return;
-  const {content, reasoning_content: reasoning, tool_calls: calls} = choice.delta;
+  const {content, reasoning_content: reasoning, tool_calls: calls} = choice.delta ?? {content: choice.text};
   answer.content += content ?? "";
   answer.reasoning += reasoning ?? "";
   for (const {index, id, function: called} of calls ?? []) {

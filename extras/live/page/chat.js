@@ -161,7 +161,7 @@ async function answer(question, begun) {
     nextDrawMs = performance.now() + Math.max(MIN_DRAW_MS, 4 * (performance.now() - begunMs)); // most of the time is left for others
   };
   try {
-    draw(await ask({...bodyOf(conversation.settings, asked), model, id: request, signal: control.signal, begun}, draw));
+    draw(await ask({...bodyOf(conversation.settings, asked), model, id: request, signal: control.signal, begun, isText: facts.isChat === false}, draw));
     say("");
   } catch (error) {
     if (error.name !== "AbortError") written.error = error.message + (error.retryS ? ` (try again in ${error.retryS} s)` : "");
@@ -228,11 +228,12 @@ function showModels() {
 async function showFacts(model) {
   const isLoaded = !model.status || model.status.value === "loaded", key = `${model.id} ${isLoaded}`;
   if (facts.key === key) return;
-  facts = {...facts, key};
+  facts = {defaults: {}, key};
   const read = await readFacts(model, isLoaded);
   if (facts.key !== key) return;
   facts = {...read, key};
   settings.showDefaults(facts.defaults);
+  set(composer.field, "placeholder", facts.isChat ? "Message" : "The beginning of a text");
   showWelcome(model, facts, ({text, tools}) => {
     if (tools) Object.assign(open.settings, {tools});
     settings.show(open.settings);

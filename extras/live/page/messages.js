@@ -6,6 +6,7 @@ import {find, keep, make, write} from "./dom.js";
 import {count, seconds} from "./format.js";
 import {GrowingText} from "./growing.js";
 import {copy, icon, iconButton} from "./icons.js";
+import {nameOf} from "./models.js";
 import {makeCalls} from "./tools.js";
 
 const MOST_SPOKEN = 20, NEAR_PX = 60;
@@ -64,7 +65,7 @@ export class Messages {
     if (role === "assistant") view.growing = new GrowingText(view.text);
     else view.text.append(content);
     this.views.set(id, view);
-    return make("li", {class: role}, make("p", {class: "who"}, role === "user" ? "You" : name ? `Result of ${name}` : model ?? "Model"),
+    return make("li", {class: role}, make("p", {class: "who"}, role === "user" ? "You" : name ? `Result of ${name}` : nameOf(model ?? "Model")),
       ...files.map(file => make("details", {class: "file"}, make("summary", {}, icon("FileText"), file.name), make("pre", {tabindex: 0}, file.text))),
       view.thought, view.text, view.calls, view.wait, view.error, view.actions);
   }

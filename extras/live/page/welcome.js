@@ -3,6 +3,7 @@
 import {getJson} from "./api.js";
 import {find, make, write} from "./dom.js";
 import {count} from "./format.js";
+import {nameOf} from "./models.js";
 import {EXAMPLE} from "./tools.js";
 
 const CHATS = [
@@ -11,8 +12,8 @@ const CHATS = [
   {title: "Make a table", text: "Make a table of Mercury, Venus and Mars with the diameter and the number of moons of each."},
 ];
 const CALL = {title: "Call a tool", text: "What is the weather in Rome?", tools: EXAMPLE};
-const TEXTS = ["Once upon a time, there was", "The most important thing about water is", "To be, or not to be:"]
-  .map(text => ({title: "Continue a text", text}));
+const TEXTS = ["Once upon a time, there was", "The city of Rome is", "ROMEO: What light is this?"]
+  .map(text => ({title: "Continue this", text}));
 
 /** Returns what is known of a model: its `context`, in tokens, sampling `defaults`, what it `can` do, and where it runs; of one that is not loaded, less. */
 export async function readFacts(model, isLoaded) {
@@ -26,7 +27,7 @@ export async function readFacts(model, isLoaded) {
 
 /** Shows the first screen; `choose` gets the suggestion that is chosen. */
 export function showWelcome(model, {context, isChat, calls, where}, choose) {
-  write(find("welcome-model"), model?.id ?? "No model");
+  write(find("welcome-model"), nameOf(model.id));
   find("welcome-facts").replaceChildren(...[
     context && `${count(context)} tokens of context`, isChat ? "chats" : "continues texts; it was not trained on chats", calls && "calls tools", where,
   ].filter(Boolean).map(text => make("li", {}, text)));
