@@ -1,11 +1,10 @@
 """The pages of a server of models in a real browser: the menu, loads, tools by hand, and a pipeline for each model."""
 
-import importlib.util
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from tests.ring.accessibility import violations
 from tests.ring.browser import require_browser
 from tests.ring.devtools import BrowserPage
 from tests.ring.models_server import CALL, ModelsServer
@@ -137,20 +136,6 @@ def test_tools_are_played_by_hand(page: BrowserPage, models: ModelsServer):
     assert kinds == ["You", "large", "Result of get_weather", "large"]
     show(page, "and tomorrow?")  # for the next test, which looks at the form
     page.wait_for(f"{IDLE} && {LAST}.querySelector('.results')")
-
-
-def violations(page: BrowserPage, scheme: str, width: int) -> list[object]:
-    found = importlib.util.find_spec("axe_core_python")
-    if found is None or found.origin is None:
-        pytest.skip("needs the package axe-core-python, for the axe.min.js in it")
-    page.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500)
-    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-    page.run(f"{Path(found.origin).with_name('axe.min.js').read_text(encoding='utf-8')}\n0")
-    assert page.run("document.documentElement.scrollWidth") <= width
-    return page.run(
-        """axe.run(document, {resultTypes: ["violations"]}).then(({violations}) => violations
-        .map(({id, nodes}) => [id, nodes.map(({target, failureSummary}) => [target, failureSummary])]))"""
-    )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -168,12 +168,10 @@ async function answer(question, begun) {
     say(error.name === "AbortError" ? "stopped" : "");
   }
   for (const id of [...known.keys()].slice(0, -MOST_KNOWN)) known.delete(id);
-  if (running === run) {
-    running = null;
-    setRunning(false);
-  }
-  await conversations.save(conversation);
+  if (running === run) running = null;
   if (conversation === open) showMessages();
+  await conversations.save(conversation);
+  if (!running) setRunning(false);
   sidebar.show(open);
 }
 

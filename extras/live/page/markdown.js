@@ -51,7 +51,8 @@ export function parse(text, env = {}) {
 
 function build(tokens, env) {
   for (const token of tokens) {
-    if (token.type.startsWith("heading_")) token.tag = `h${Math.min(6, Number(token.tag[1]) + 2)}`;
+    if (token.type === "heading_open") env.level = Math.min(6, Number(token.tag[1]) + 2, (env.level ?? 2) + 1); // none is left out
+    if (token.type.startsWith("heading_")) token.tag = `h${env.level}`;
     const style = token.attrs?.find(([name]) => name === "style"); // the alignment in a table; the page's policy allows no styles
     if (style) style.splice(0, 2, "class", style[1].replace("text-align:", ""));
     if (token.tag === "th") token.attrSet("scope", "col");
