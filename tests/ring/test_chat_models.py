@@ -108,6 +108,23 @@ def test_a_server_without_room_is_asked_again(page: BrowserPage, models: ModelsS
     page.wait_for(f"{IDLE} && {LAST}.innerText.includes('I am large.')")
 
 
+def test_the_place_in_the_queue_is_shown_until_the_answer_begins(page: BrowserPage, models: ModelsServer):
+    models.place = {"position": 3, "tokens_ahead": 1200, "expected_s": 4.2}
+    show(page, "in a queue")
+    page.wait_for(f"{LAST}.querySelector('.wait').textContent")
+    shown = page.run(f"{LAST}.querySelector('.wait').textContent")
+    assert shown == "place 3 in the queue, 1,200 tokens before it, about 4.2 s …"
+    models.leave_queue()
+    page.wait_for(f"{IDLE} && {LAST}.innerText.includes('I am large.')")
+    assert page.run(f"{LAST}.querySelector('.wait').textContent") == ""
+    assert models.requests[-1]["stream_options"]["include_progress"] is True
+    models.place = {"position": 1, "tokens_ahead": None, "expected_s": None}
+    show(page, "again in a queue")
+    page.wait_for(f"{LAST}.querySelector('.wait').textContent === 'place 1 in the queue …'")
+    models.leave_queue()
+    page.wait_for(IDLE)
+
+
 def test_tools_are_played_by_hand(page: BrowserPage, models: ModelsServer):
     page.run("document.getElementById('new').click(); document.getElementById('settings-open').click()")
     for text, wrong in (

@@ -49,7 +49,7 @@ function add(answer, choice, ms) {
   }
   answer.tokens.push(...choice.logprobs?.content ?? []);
   answer.reason = choice.finish_reason ?? answer.reason;
-  if (answer.tokens.length || content || reasoning) answer.firstMs ??= ms;
+  if (answer.tokens.length || content || reasoning || calls) answer.firstMs ??= ms;
   if (reasoning) answer.thoughtMs = ms;
 }
 

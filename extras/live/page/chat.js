@@ -150,7 +150,7 @@ async function answer(question, begun) {
   if (waitText(run)) models.look();
   let nextDrawMs = 0;
   const draw = ({progress, tokens: seen, id, ...part}) => {
-    run.isWaiting = !(part.content || part.reasoning || part.calls.length);
+    run.isWaiting = part.firstMs === undefined;
     run.progress = progress;
     Object.assign(written, part);
     known.set(request, seen);
@@ -180,7 +180,9 @@ function waitText({isWaiting, progress, answer: {model: name}}) {
   if (!isWaiting) return "";
   const model = models.find(name);
   if (model?.status && model.status.value !== "loaded") return `${model.status.value === "loading" ? describe(model) : "waiting for the model"} …`;
-  return progress ? `place ${progress.position} in the queue, about ${seconds(progress.seconds)} …` : "";
+  if (!progress) return "";
+  const {position, tokens_ahead: tokens, expected_s: wait} = progress;
+  return [`place ${position} in the queue`, tokens && `${count(tokens)} tokens before it`, wait && `about ${seconds(wait)}`].filter(Boolean).join(", ") + " …";
 }
 
 async function explain(message) {
@@ -270,7 +272,10 @@ find("gate-form").addEventListener("submit", event => {
   models.look();
 });
 document.addEventListener("keydown", event => {
-  if (event.key === "Escape" && !event.defaultPrevented && !document.querySelector(":popover-open")) running?.control.abort();
+  if (event.key === "Escape" && !document.querySelector(":popover-open")) {
+    running?.control.abort();
+    sidebar.toggle(false);
+  }
   if (event.key === "O" && event.shiftKey && (event.ctrlKey || event.metaKey)) {
     event.preventDefault();
     newConversation();
