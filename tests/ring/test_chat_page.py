@@ -16,6 +16,13 @@ from tests.ring.devtools import BrowserPage
 pytestmark = [pytest.mark.ring, pytest.mark.timeout(600)]
 
 NUM_TOKENS = 24
+RENDER = """import("/page/any/growing.js").then(({GrowingText}) => text => {
+  const place = document.createElement("div");
+  new GrowingText(place).write(text, true);
+  return [...place.childNodes];
+})"""
+"""A promise of a function that returns the nodes of a text."""
+
 IDLE = "!document.getElementById('send').disabled"
 NAMED = "document.getElementById('model-name').textContent"
 KINDS = "[...document.querySelectorAll('#messages > li')].map(item => item.className)"
@@ -327,7 +334,7 @@ def test_an_error_of_the_server_is_shown(page: BrowserPage):
 
 def test_markdown_becomes_elements_and_no_markup(page: BrowserPage):
     tags = page.run(
-        f"""import("/page/any/markdown.js").then(({{render}}) => {{
+        f"""{RENDER}.then(render => {{
         const place = document.createElement("div");
         place.append(...render({json.dumps(MARKDOWN)}));
         return [[...place.querySelectorAll("*")].map(element => element.tagName.toLowerCase()), place.textContent,
@@ -389,7 +396,7 @@ PAYLOADS = [
 
 def test_no_text_of_a_model_runs_or_loads_anything(page: BrowserPage):
     found = page.run(
-        f"""import("/page/any/markdown.js").then(async ({{render}}) => {{
+        f"""{RENDER}.then(async render => {{
         const place = document.createElement("div"), faults = [];
         document.body.append(place);
         for (const text of {json.dumps(PAYLOADS)}) place.append(...render(text));
@@ -419,8 +426,7 @@ LONG = "".join(
 def test_a_long_answer_is_drawn_block_by_block(page: BrowserPage):
     """Complete blocks stay, so that a piece costs as much at the end as at the beginning."""
     same, is_kept, early, late = page.run(
-        f"""Promise.all(["growing", "markdown"].map(name => import(`/page/any/${{name}}.js`))).then(async modules => {{
-        const [{{GrowingText}}, {{render}}] = modules;
+        f"""import("/page/any/growing.js").then(async ({{GrowingText}}) => {{
         const place = document.createElement("div"), whole = document.createElement("div");
         const growing = new GrowingText(place), text = {json.dumps(LONG)}, added = [];
         let first = null;
@@ -431,7 +437,7 @@ def test_a_long_answer_is_drawn_block_by_block(page: BrowserPage):
           added.push([...place.querySelectorAll("*")].filter(element => !before.has(element)).length);
         }}
         growing.write(text, true);
-        whole.append(...render(text));
+        new GrowingText(whole).write(text, true);
         await new Promise(done => setTimeout(done, 500));
         const half = added.length / 2, most = numbers => Math.max(...numbers);
         const textOf = element => element.innerText.trim();
@@ -447,7 +453,7 @@ def test_a_long_answer_is_drawn_block_by_block(page: BrowserPage):
 def test_no_answer_freezes_the_page(page: BrowserPage):
     for name, text in HOSTILE.items():
         took_ms, shown = page.run(
-            f"""import("/page/any/markdown.js").then(({{render}}) => {{
+            f"""{RENDER}.then(render => {{
             const begun = performance.now(), place = document.createElement("div");
             place.append(...render({json.dumps(text)}));
             return [performance.now() - begun, place.textContent.length];
@@ -460,7 +466,7 @@ def test_no_answer_freezes_the_page(page: BrowserPage):
 def test_a_text_that_is_nested_too_deeply_or_too_long_is_shown_as_it_is(page: BrowserPage):
     for text in (">" * 5_000 + " deep", "word " * 50_000):
         kinds = page.run(
-            f"""import("/page/any/markdown.js").then(({{render}}) =>
+            f"""{RENDER}.then(render =>
             render({json.dumps(text)}).map(({{tagName, textContent}}) => [tagName, textContent.length]))"""
         )
         assert kinds == [["PRE", len(text)]]
@@ -471,7 +477,7 @@ def test_links_lead_to_the_web_alone_and_pictures_are_not_loaded(page: BrowserPa
         "[a](javascript:alert(1)) [b](/admin/x) [c](data:text/html,x) ![d](https://example.org/d) https://example.org/e"
     )
     found = page.run(
-        f"""import("/page/any/markdown.js").then(({{render}}) => {{
+        f"""{RENDER}.then(render => {{
         const place = document.createElement("div");
         place.append(...render({json.dumps(text)}));
         return [[...place.querySelectorAll("a[href]")].map(({{href}}) => href), place.querySelectorAll("img").length];

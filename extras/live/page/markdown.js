@@ -24,15 +24,10 @@ parser.inline.ruler.before("math_inline_bracket", "formulas", ({src, pos, env}) 
 });
 let katex = null;
 
-/** Returns the elements of a text, which may end in the middle of a construct. A text that is too long or nested too deeply stays as it is. */
-export function render(text) {
-  const {done, last} = parse(text);
-  return [...done(), ...last()];
-}
-
 /**
- * Parses a text into blocks. `done` and `last` return the elements of all blocks before the last one, which are complete whatever
- * follows, and of the last one, which begins at the line `lastLine`. `env` has the links that have been defined.
+ * Parses a text into blocks; it may end in the middle of a construct. One that is too long or nested too deeply stays as it is.
+ * `done` and `last` return the elements of all blocks before the last one, which are complete whatever follows, and of the last one,
+ * which begins at the line `lastLine`. `env` has the links that have been defined.
  */
 export function parse(text, env = {}) {
   try {
