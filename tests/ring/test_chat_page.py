@@ -370,6 +370,10 @@ HOSTILE = {
     "formulas that do not end": "\\(" * 50_000,
     "dollars": "$a $" * 30_000,
     "a formula that grows": "$$" + r"\def\a{\a\a}\a" + "$$",
+    "code of many words": "```csharp\n" + ("a" * 499 + "\n") * 20 + "```",
+    "code of empty lines": "```haskell\n" + "\n" * 9_990 + "```",
+    "code of names": "```cpp\n" + ("_" * 499 + "\n") * 20 + "```",
+    "long code": "```cpp\n" + "a" * 90_000 + "\n```",
     "many formulas": r"$\frac{1}{2}$ " * 900,
 }
 

@@ -4,7 +4,7 @@ import {highlighter, MarkdownIt, sanitizer, tex} from "./vendor/text.js";
 import {make, set} from "./dom.js";
 import {copy, iconButton} from "./icons.js";
 
-const MAX_CHARACTERS = 200000, MAX_DEPTH = 32, MAX_CODE = 50000, MAX_FORMULA = 5000, MAX_FORMULAS = 1000;
+const MAX_CHARACTERS = 200000, MAX_DEPTH = 32, MAX_CODE = 10000, MAX_CODE_LINE = 1000, MAX_FORMULA = 5000, MAX_FORMULAS = 1000;
 const KEPT = {
   ALLOWED_TAGS: ["a", "blockquote", "br", "code", "em", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre", "s", "span", "strong",
     "table", "tbody", "td", "th", "thead", "tr", "ul"],
@@ -68,9 +68,9 @@ function build(tokens, env) {
   return [...fragment.childNodes];
 }
 
-/** Returns highlighted code as HTML, "" for code that stays as it is. */
+/** Returns highlighted code as HTML, "" for code that stays as it is; some patterns of languages take quadratic time. */
 function highlight(text, language) {
-  if (text.length > MAX_CODE || !highlighter.getLanguage(language)) return "";
+  if (text.length > MAX_CODE || !highlighter.getLanguage(language) || text.split("\n").some(({length}) => length > MAX_CODE_LINE)) return "";
   return highlighter.highlight(text, {language, ignoreIllegals: true}).value;
 }
 
