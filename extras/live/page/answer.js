@@ -9,7 +9,7 @@ const MOST_TEXT_TOKENS = 256; // a model that only continues texts seldom ends o
 /** Returns the fields of a message that the model reads; attached files are before its text. */
 function readable({role, content, files = [], reasoning, calls, tool_call_id}) {
   const texts = files.map(({name, text}) => {
-    const fence = "`".repeat(Math.max(3, ...[...text.matchAll(/`+/g)].map(([marks]) => marks.length + 1)));
+    const fence = "`".repeat([...text.matchAll(/`+/g)].reduce((most, [marks]) => Math.max(most, marks.length + 1), 3));
     return `${name}:\n${fence}\n${text}\n${fence}`;
   });
   return {role, content: [...texts, content].join("\n\n"), tool_call_id, reasoning_content: reasoning || undefined, tool_calls: calls?.length ? calls : undefined};

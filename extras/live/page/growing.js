@@ -2,7 +2,7 @@
 
 import {parse} from "./markdown.js";
 
-const UNFINISHED = /\n[ \t]{0,8}[-=*_+#>|`~$.\d ]{1,20}$/; // marks alone: what they mean depends on what follows
+const UNFINISHED = /\n[ \t]{0,8}[-=*_+#>|`~\x24.\d ]{1,20}$/; // marks alone: what they mean depends on what follows
 
 export class GrowingText {
   /** `onBlock` is called with the elements of each part that is complete. */
