@@ -10,6 +10,7 @@ from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import Decoder
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report
@@ -114,6 +115,21 @@ class Backend(Protocol):
     def load_kernels(self, report: Report) -> None: ...
 
     def join_ranks(self, file: Path, rank: int, size: int, timeout_s: float) -> ParallelGroup: ...
+
+    def free_bytes(self, config: Config, placement: Placement) -> int:
+        """Returns the memory that weights, steps and the KV cache may take together."""
+        ...
+
+    def step_bytes(self, model: ModelDescription, placement: Placement, limits: StepLimits) -> int | None:
+        """Returns the memory of the largest step; `None` if only running it shows that."""
+        ...
+
+    def cache_bytes(self, config: Config, left_bytes: int, needed_bytes: int) -> int:
+        """Returns the default size of the KV cache if weights and steps leave `left_bytes`.
+
+        A request of full length takes `needed_bytes`.
+        """
+        ...
 
     def open_weights(self, config: Config, place: Place, identity: bytes) -> SharedWeights:
         """Returns the memory for weights of this identity. Raises `BootError`."""
