@@ -62,7 +62,7 @@ def proxy(
     name = configure.__name__
     program = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
-        pytest.skip(f"needs {name}")
+        pytest.skip({"nginx": "needs nginx", "caddy": "needs caddy"}[name])
     folder = tmp_path_factory.mktemp(name)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
