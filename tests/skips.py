@@ -21,8 +21,9 @@ ALLOWED = {
     "material beside the checkout": (r"needs \.\./shared", "SLUICE_LLAMA_CPP"),
     "a checkout without history": ("needs the history of the repository",),
     "a program of the system": (
-        *("needs chromium", "needs openssl", "needs systemd-analyze", "needs promtool", "needs prometheus", "needs nginx"),
-        *("needs caddy", "needs trace_processor_shell", "no C compiler", ".*compiler", "needs programs that run side by side"),
+        *("needs chromium", "needs openssl", "needs systemd-analyze", "needs promtool", "needs prometheus"),
+        *("needs nginx", "needs caddy"),
+        *("needs trace_processor_shell", "no C compiler", ".*compiler", "needs programs that run side by side"),
     ),
     "the processor or the kernel": (
         *("this processor ", "no kernel of this processor", "there are no C kernels here", "the kernel needs AVX2"),

@@ -1,4 +1,4 @@
-"""Says which Python to install if this one is not supported; the Makefile runs it before it makes `.venv`.
+"""Fails with the name of a Python to install if this one is not supported; `make` runs it before it makes `.venv`.
 
 With `--other`, prints the newest supported Python of this machine, unless this one is as new. Older versions of Python
 3 can run this file.

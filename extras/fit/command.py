@@ -4,7 +4,7 @@
     launch.py fit FILE.gguf --memory-gb 8
     launch.py fit Qwen/Qwen3-8B --quantization int8 --max-model-len 32768
 
-Flags of the server may follow; --memory-gb counts with that much free memory in place of what is free here. Of a model
+Flags of the server may follow; --memory-gb counts with that much free memory in place of what is free here. For a model
 on the hub, only the configuration, the tokenizer and the headers of the weights are fetched. Exit code: 0 if it fits, 1
 if not, 2 if that cannot be known.
 """
@@ -114,7 +114,7 @@ def describe(config: Config, verdict: Verdict) -> Iterator[str]:
         yield f"  a request  {_gib(of_request)}  of {context:,} tokens: {of_request / context / 1024:.1f} KiB each"
     yield f"  together   {_gib(verdict.num_bytes)}  of {verdict.free_bytes / GIB:.2f} GiB for it ({placement.device})"
     if sizes.page_bytes and verdict.context:
-        yield f"  at most    {verdict.most_tokens:,} tokens fit into a KV cache with all of this memory"
+        yield f"  at most    {verdict.max_tokens:,} tokens fit into a KV cache with all of this memory"
 
 
 def _gib(num_bytes: int) -> str:
@@ -127,7 +127,7 @@ def _try(remedy: str, flags: list[str], before: Verdict) -> None:
         verdict = decide(_configure([*flags, *remedy.split()]), before.free_bytes)
     except SluiceError:  # not for this model, or more than its context
         return
-    if verdict.context:
+    if verdict.context > before.context:
         print(f"  {remedy}: {verdict.num_bytes / GIB:.2f} GiB, a context of {verdict.context:,} tokens")
 
 

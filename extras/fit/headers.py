@@ -17,7 +17,7 @@ from runtime.gguf.header import MAX_HEADER_BYTES, read_header
 from supervisor.model.fetch import TOKENIZER_FILES, WantedModel, download, find_cached, list_weights
 
 FIRST_BYTES = 1 << 20
-"""What is read of a GGUF file at first; its vocabulary may need more, and each attempt reads twice as much."""
+"""The first read of a GGUF file. Its vocabulary may need more; each attempt doubles it."""
 
 SAFETENSORS = ".safetensors"
 

@@ -17,14 +17,14 @@ PROCESS_BYTES = 450 << 20
 class Verdict(NamedTuple):
     """`num_pages`: of the KV cache. `context`: the longest prompt plus output, 0 if it does not fit.
 
-    `most_tokens`: what the largest KV cache would hold. `is_shortened`: the context is less than the model's.
+    `max_tokens`: what the largest KV cache would hold. `is_shortened`: the context is less than the model's.
     """
 
     needs: MemoryNeeds
     free_bytes: int
     num_pages: int
     context: int
-    most_tokens: int
+    max_tokens: int
     is_shortened: bool = False
 
     @property
@@ -53,7 +53,7 @@ def decide(config: Config, free_bytes: int | None) -> Verdict:
         free_bytes = needs.backend.free_bytes(config, needs.placement)
     left_bytes = max(0, free_bytes - fixed_bytes(needs))
     sizes, page_size = needs.sizes, config.cache.block_size
-    most_tokens = sizes.fit(left_bytes) * page_size
+    max_tokens = sizes.fit(left_bytes) * page_size
     is_sized = config.cache.kv_cache_memory_gb is not None or config.cache.num_pages is not None
     budget = left_bytes
     if not is_sized:
@@ -62,9 +62,9 @@ def decide(config: Config, free_bytes: int | None) -> Verdict:
         num_pages = choose_num_pages(config, sizes, budget)
     except BootError as error:
         if not error.fitting_len:
-            return Verdict(needs, free_bytes, sizes.pages_per_context, 0, most_tokens)
+            return Verdict(needs, free_bytes, sizes.pages_per_context, 0, max_tokens)
         model = replace(config.model, max_model_len=error.fitting_len)
         facts = replace(config.facts, max_model_len=error.fitting_len)
         return decide(replace(config, model=model, facts=facts), free_bytes)._replace(is_shortened=True)
     fits = fixed_bytes(needs) + sizes.num_bytes(num_pages) <= free_bytes
-    return Verdict(needs, free_bytes, num_pages, config.facts.max_model_len if fits else 0, most_tokens)
+    return Verdict(needs, free_bytes, num_pages, config.facts.max_model_len if fits else 0, max_tokens)

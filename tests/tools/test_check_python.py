@@ -1,4 +1,4 @@
-"""A Python that is too old or too new makes no environment, and the error says which to install."""
+"""A Python that is too old or too new makes no environment, and the error names another."""
 
 import os
 import subprocess
@@ -42,7 +42,7 @@ def run_make(folder: Path, version: tuple[int, int, int], **programs: str) -> su
 
 
 @pytest.mark.parametrize(("version", "kind"), [((3, 10, 13), "old"), ((3, 15, 0), "new")])
-def test_make_says_which_python_to_install(tmp_path: Path, version: tuple[int, int, int], kind: str) -> None:
+def test_make_names_a_python_to_install(tmp_path: Path, version: tuple[int, int, int], kind: str) -> None:
     ended = run_make(tmp_path, version, **{"python3.13": "#!/bin/sh\nexit 0\n", "python3.14": "#!/bin/sh\nexit 127\n"})
     assert ended.returncode == 2
     text = f"is Python {version[0]}.{version[1]}, which is too {kind}: Sluice needs 3.11 to 3.14."

@@ -118,7 +118,7 @@ def test_a_model_of_the_hub_is_counted_by_headers(tmp_path: Path) -> None:
     assert "model.safetensors" not in hub.downloads
 
 
-def test_without_the_hub_the_error_says_where_it_looked(tmp_path: Path) -> None:
+def test_without_the_hub_the_error_lists_the_places_searched(tmp_path: Path) -> None:
     ended = run_fit("owner/none", HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=str(tmp_path))
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("launch.py fit: cannot find the model 'owner/none'")
@@ -173,7 +173,9 @@ def test_damaged_headers_are_refused(tmp_path: Path) -> None:
         (["assets/shakespeare-gpt2", "--max-model-length", "2"], "--max-model-len"),
     ],
 )
-def test_what_cannot_be_counted_is_said(words: list[str], text: str, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_counted_is_an_error(
+    words: list[str], text: str, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["fit", *words])
     monkeypatch.chdir(ROOT)
     assert command.main() == 2
