@@ -26,12 +26,13 @@ else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
-# The rooms that compute nothing, with the newest Python of this machine (or OTHER=python3.14), if it is newer than PYTHON.
-# Without torch: for other Pythons than the first PyPI may have it with CUDA alone, 3 GB.
+# Rooms that need no torch, with the newest Python of this machine (or OTHER=python3.14), if it is newer than PYTHON: PyPI's
+# torch comes with CUDA, 3 GB. LARGE= and ROOMS= (folders in tests/) test the others too.
 OTHER ?= $(shell $(PYTHON) tools/check_python.py --other)
 OTHER_VENV := build/other-python
-ROOMS := messages runtime tokenizer_proc detokenizer_proc frontend supervisor test_launch.py
-LARGE := torch triton compressed-tensors scipy sluice
+ROOMS = messages runtime tokenizer_proc detokenizer_proc frontend/http frontend/requests frontend/parsing
+LARGE = torch triton compressed-tensors scipy sluice
+NEED_TORCH := $(if $(LARGE),--ignore-glob='*/gguf/test_architectures.py' --ignore-glob='*/gguf/test_leniency.py')
 
 test-other:
 ifeq ($(OTHER),)
@@ -40,7 +41,7 @@ else
 	$(OTHER) -m venv --clear $(OTHER_VENV)
 	$(OTHER) -m tools.list_requirements $(LARGE) >$(OTHER_VENV)/requirements.txt
 	$(OTHER_VENV)/bin/python -m pip install --quiet --no-compile --requirement $(OTHER_VENV)/requirements.txt
-	unset PYTHONDONTWRITEBYTECODE; $(OTHER_VENV)/bin/python -m pytest -n 4 --dist loadfile $(ROOMS:%=tests/%) $(ARGS)
+	unset PYTHONDONTWRITEBYTECODE; $(OTHER_VENV)/bin/python -m pytest -n 4 --dist loadfile $(NEED_TORCH) $(ROOMS:%=tests/%) $(ARGS)
 endif
 
 check: $(VENV)/.dev
