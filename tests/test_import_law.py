@@ -66,6 +66,7 @@ RULES = {
         "extras.batches frontend supervisor runtime messages", "msgspec starlette python_multipart tqdm"
     ),
     "extras/faults": rule("extras.faults scheduler_proc supervisor runtime messages", "msgspec"),
+    "extras/fit": rule("extras.fit scheduler_proc supervisor runtime messages", "msgspec huggingface_hub"),
     "extras/home": rule("extras.home supervisor runtime messages", "huggingface_hub"),
     "extras/infill": rule("extras.infill frontend runtime messages", "msgspec starlette"),
     "extras/keys": rule(

@@ -154,7 +154,7 @@ def test_the_version_is_that_of_the_project(capsys: pytest.CaptureFixture[str]):
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"sluice {VERSION}\n"
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
-    assert project["project"]["version"] == VERSION
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "messages.VERSION"}
 
 
 def test_no_name_is_in_two_sections():

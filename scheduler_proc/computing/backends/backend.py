@@ -119,6 +119,21 @@ class Backend(Protocol):
 
     def join_ranks(self, file: Path, rank: int, size: int, timeout_s: float) -> ParallelGroup: ...
 
+    def free_bytes(self, config: Config, placement: Placement) -> int:
+        """Returns the memory that weights, steps and the KV cache may take together."""
+        ...
+
+    def step_bytes(self, model: ModelDescription, placement: Placement, limits: StepLimits) -> int | None:
+        """Returns the memory of the largest step; `None` if only running it shows that."""
+        ...
+
+    def cache_bytes(self, config: Config, left_bytes: int, needed_bytes: int) -> int:
+        """Returns the default size of the KV cache if weights and steps leave `left_bytes`.
+
+        A request of full length takes `needed_bytes`.
+        """
+        ...
+
     def open_weights(self, config: Config, place: Place, identity: bytes) -> SharedWeights:
         """Returns the memory for weights of this identity. Raises `BootError`."""
         ...

@@ -19,6 +19,7 @@ from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.parallel import ParallelGroup, join_group
 from scheduler_proc.computing.placement import DTYPES, Placement, find_kv_codes, refuse_quantization
 from scheduler_proc.computing.report import Report
+from scheduler_proc.computing.step.shapes import StepLimits
 
 
 class CudaBackend:
@@ -67,6 +68,16 @@ class CudaBackend:
     def join_ranks(self, file: Path, rank: int, size: int, timeout_s: float) -> ParallelGroup:
         """Connects the ranks with NCCL."""
         return join_group(file, rank, size, timeout_s, _connect, sums_in_rank_order=False)
+
+    def free_bytes(self, config: Config, placement: Placement) -> int:
+        free_bytes, total_bytes = torch.cuda.mem_get_info(placement.device)
+        return int(total_bytes * config.cache.gpu_memory_utilization) - (total_bytes - free_bytes)
+
+    def step_bytes(self, model: ModelDescription, placement: Placement, limits: StepLimits) -> None:
+        return None
+
+    def cache_bytes(self, config: Config, left_bytes: int, needed_bytes: int) -> int:
+        return left_bytes
 
     def open_weights(self, config: Config, place: Place, identity: bytes) -> OwnWeights:
         return OwnWeights()
