@@ -30,7 +30,7 @@ endif
 # torch comes with CUDA, 3 GB. LARGE= and ROOMS= (folders in tests/) test the others too.
 OTHER ?= $(shell $(PYTHON) tools/check_python.py --other)
 OTHER_VENV := build/other-python
-ROOMS = messages runtime tokenizer_proc detokenizer_proc frontend/http frontend/requests frontend/parsing
+ROOMS = messages runtime/gguf frontend/parsing
 LARGE = torch triton compressed-tensors scipy sluice
 NEED_TORCH := $(if $(LARGE),--ignore-glob='*/gguf/test_architectures.py' --ignore-glob='*/gguf/test_leniency.py')
 
