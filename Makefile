@@ -11,7 +11,7 @@ COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '$(NOT_STARTED)' $(VENV)/lib |
 INSTALL = $(BIN)/python -m kernels.cpu.build >/dev/null 2>&1 & $(BIN)/python -m pip install --quiet --no-compile --editable
 ARGS ?=
 
-.PHONY: serve test check fix docs lines wheel bench test-gpu bench-gpu gpu-wheels gpu-install gpu-check chaos starts sanitize clean
+.PHONY: serve test test-other check fix docs lines wheel bench test-gpu bench-gpu gpu-wheels gpu-install gpu-check chaos starts sanitize clean
 
 serve: $(VENV)/.serve
 	$(BIN)/python launch.py $(ARGS)
@@ -24,6 +24,24 @@ ifeq ($(ARGS),)
 	unset PYTHONDONTWRITEBYTECODE; $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=25
 else
 	$(BIN)/python -m pytest $(ARGS)
+endif
+
+# Rooms that need no torch, with the newest Python of this machine (or OTHER=python3.14), if it is newer than PYTHON: PyPI's
+# torch comes with CUDA, 3 GB. LARGE= and ROOMS= (folders in tests/) test the others too.
+OTHER ?= $(shell $(PYTHON) tools/check_python.py --other)
+OTHER_VENV := build/other-python
+ROOMS = messages runtime/gguf frontend/parsing
+LARGE = torch triton compressed-tensors scipy sluice
+NEED_TORCH := $(if $(LARGE),--ignore-glob='*/gguf/test_architectures.py' --ignore-glob='*/gguf/test_leniency.py')
+
+test-other:
+ifeq ($(OTHER),)
+	@echo "this machine has no newer Python than $(PYTHON): nothing to test"
+else
+	$(OTHER) -m venv --clear $(OTHER_VENV)
+	$(OTHER) -m tools.list_requirements $(LARGE) >$(OTHER_VENV)/requirements.txt
+	$(OTHER_VENV)/bin/python -m pip install --quiet --no-compile --requirement $(OTHER_VENV)/requirements.txt
+	unset PYTHONDONTWRITEBYTECODE; $(OTHER_VENV)/bin/python -m pytest -n 4 --dist loadfile $(NEED_TORCH) $(ROOMS:%=tests/%) $(ARGS)
 endif
 
 check: $(VENV)/.dev
@@ -90,6 +108,7 @@ clean:
 	rm -rf $(VENV)
 
 $(VENV)/bin/python:
+	@$(PYTHON) tools/check_python.py
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.serve: pyproject.toml | $(VENV)/bin/python

@@ -38,7 +38,7 @@ PROCESSES = ("frontend", "tokenizer_proc", "scheduler_proc", "detokenizer_proc")
 PACKAGES = find_packages(
     str(ROOT), include=[f"{name}*" for name in (*PROCESSES, "messages", "runtime", "supervisor", "kernels", "extras")]
 )
-FILES = {"kernels.cpu": ["source/*.c", "source/*.h"], "extras.live": ["page/*"]}
+FILES = {"kernels.cpu": ["source/*.c", "source/*.h"], "extras.live": ["page/*", "page/vendor/*"]}
 
 
 class BuildKernels(build_py):

@@ -53,8 +53,10 @@ def list_parts() -> list[Part]:
     """Returns all parts in order. Results and `--only` use their names."""
     return [
         Part("golden", "check_golden", quick=("--quick", "--cpu-threads", "1")),
+        Part("deterministic", "experiments.deterministic_0137.check_deterministic", ("--shape", MAIN)),
         step(MAIN),
         prefill(MAIN),
+        *(make(MAIN, "_deterministic", ("--deterministic",)) for make in (step, prefill)),
         *(offline(MAIN, suffix, flags) for suffix, flags in OFFLINE_VARIANTS.items()),
         step(MAIN, "_fp8_cache", OFFLINE_VARIANTS["_fp8_cache"]),
         tuning("decode", "Qwen3-0.6B"),
@@ -88,9 +90,10 @@ def step(shape: str, suffix: str = "", flags: tuple[str, ...] = ()) -> Part:
     )
 
 
-def prefill(shape: str) -> Part:
+def prefill(shape: str, suffix: str = "", flags: tuple[str, ...] = ()) -> Part:
     """Returns the part that times steps of one prompt."""
-    return Part(f"prefill_{shape}", "bench_prefill", ("--shape", shape), ("--quick", *QUICK, "--cpu-threads", "1"))
+    quick = ("--quick", *QUICK, "--cpu-threads", "1")
+    return Part(f"prefill_{shape}{suffix}", "bench_prefill", ("--shape", shape, *flags), quick)
 
 
 def offline(shape: str, suffix: str = "", flags: tuple[str, ...] = ()) -> Part:

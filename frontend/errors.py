@@ -20,14 +20,29 @@ VERSION = "/v1"
 """The prefix of the paths in OpenAI's and Anthropic's APIs."""
 
 
-class UnavailableError(RequestError):
-    """A 503 that asks the client to retry after `retry_after_s` seconds; `headers` say more."""
+class RetryError(RequestError):
+    """Asks the client to retry after `retry_after_s` seconds; `headers` say more."""
 
     headers: Sequence[tuple[bytes, bytes]] = ()
 
-    def __init__(self, message: str, code: str, retry_after_s: int = RETRY_S):
-        super().__init__(ErrorInfo(503, message, "service_unavailable", code=code))
+    def __init__(self, info: ErrorInfo, retry_after_s: int = RETRY_S):
+        super().__init__(info)
         self.retry_after_s = retry_after_s
+
+
+class UnavailableError(RetryError):
+    """A 503."""
+
+    def __init__(self, message: str, code: str, retry_after_s: int = RETRY_S):
+        super().__init__(ErrorInfo(503, message, "service_unavailable", code=code), retry_after_s)
+
+
+class LimitedError(RetryError):
+    """A 429: the client has reached a limit of its key."""
+
+    def __init__(self, message: str, kind: str, retry_after_s: int):
+        """`kind`: what is limited, as OpenAI names it: requests or tokens."""
+        super().__init__(ErrorInfo(429, message, kind, code="rate_limit_exceeded"), retry_after_s)
 
 
 def forbidden(message: str, code: str) -> RequestError:
@@ -38,6 +53,11 @@ def forbidden(message: str, code: str) -> RequestError:
 def not_found(message: str, code: str, param: str | None = None) -> RequestError:
     """Returns a 404; `param` is the field of the body that names the missing object, if any."""
     return RequestError(ErrorInfo(404, message, "not_found_error", param, code))
+
+
+def no_such_model(name: str) -> RequestError:
+    """Returns the 404 for a model that is not served, or not to this client."""
+    return not_found(f"The model `{cut(name)}` does not exist", "model_not_found", "model")
 
 
 class ErrorFields(msgspec.Struct, frozen=True):

@@ -31,6 +31,8 @@ class FrontendPart:
     endpoints: Sequence[Endpoint] = ()
     collectors: Sequence[Collector] = ()
     """Collectors of metrics."""
+    shared_collectors: Sequence[Collector] = ()
+    """The same, with values that are those of all frontends together."""
 
     def begin(self, endpoints: Iterable[Endpoint]) -> None:
         """Is called once, with all endpoints of the frontend, before it serves. Raises `BootError`."""

@@ -10,7 +10,7 @@ from typing import Literal
 
 from frontend.drain import DrainWatch
 from frontend.http.access import AccessRules
-from frontend.http.keys import load_keys
+from frontend.http.keys import load_keys, load_named_keys
 from frontend.http.protocol import LOCAL_PEER
 from frontend.http.server import (
     HttpServer,
@@ -125,7 +125,7 @@ def serve(make: Callable[[ProcessLink, socket.socket, AccessRules], Front], link
         return
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     raise_descriptor_limit()
-    keys = load_keys(link.config.http)
+    keys = load_keys(link.config.http, load_named_keys(link.config))
     check_certificates(link.config.http)
     listener, is_own = open_listener(link.config.http)
     is_unix = listener.family == socket.AF_UNIX

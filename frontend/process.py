@@ -54,7 +54,7 @@ class Frontend(Front):
         metrics = make_metrics(
             self._service,
             self._continuations,
-            [collector for part in self._parts for collector in part.collectors],
+            self._parts,
             self.gauges,
         )
         watching = make_watching(self._service, self._streams, metrics, self.gauges)

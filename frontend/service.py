@@ -21,7 +21,7 @@ from frontend.requests.costs import check_costs, estimate_prompts, is_long
 from frontend.requests.deadlines import Deadlines
 from frontend.requests.generation import Generation
 from frontend.requests.hold import RestartHold
-from frontend.requests.prompt_request import PromptRequest, check_generates, join_choices
+from frontend.requests.prompt_request import PromptRequest, check_generates, check_may_use, join_choices
 from frontend.requests.quiet import find_quiet
 from frontend.requests.recent_steps import RecentSteps
 from frontend.requests.registry import Registry
@@ -65,6 +65,8 @@ class Service:
         self.metrics = RequestMetrics(config.facts.max_model_len)
         self.http_requests = HttpRequests()
         self.registry = Registry(link.uid_block, self._record_end, self._record_step)
+        self.on_open: list[Callable[[RequestTrace, Sequence[PromptRequest]], None]] = []
+        """Called before the choices of an HTTP request enter; it may raise `RequestError`."""
         self.on_response: list[Callable[[RequestTrace], None]] = []
         """Called when the response of an HTTP request is over, well or not."""
         self.on_end: list[Callable[[Timeline], None]] = [self.metrics.record_timeline]
@@ -92,9 +94,12 @@ class Service:
         """Returns a seed for a request without one."""
         return self._seeds.getrandbits(NUM_SEED_BITS)
 
-    def check_admission(self) -> None:
-        """Raises `UnavailableError` if no request may enter now."""
-        self.admission.check(len(self.registry))
+    def check_admission(self, trace: RequestTrace) -> None:
+        """Raises `UnavailableError` if no request of this client may enter now."""
+        num_open, client = len(self.registry), trace.client.name
+        is_full = num_open >= self.admission.limit
+        own = [entry for entry in self.registry.all_open() if entry.message.client == client] if is_full else []
+        self.admission.check(num_open, len(own))
 
     def open(
         self, request: PromptRequest, trace: RequestTrace, *, is_streamed: bool, timeout_s: float | None = None
@@ -119,7 +124,10 @@ class Service:
         """
         check_generates(requests, self.config.facts)
         check_costs(requests, self.config.facts, is_streamed=is_streamed)
+        check_may_use(trace.client, requests, self.config.facts)
         self._check_queue(requests)
+        for enter in self.on_open:
+            enter(trace, requests)
         has_much_text = is_long(requests)
         changed = asyncio.Event()
         opened: list[Generation] = []
@@ -128,12 +136,21 @@ class Service:
             for request in requests:
                 choices: list[Generation] = []
                 for message in request.messages(trace.received_ns):
-                    self.check_admission()
-                    params = msgspec.structs.replace(message.sampling_params, is_streamed=is_streamed)
+                    self.check_admission(trace)
+                    params = message.sampling_params
+                    params = msgspec.structs.replace(
+                        params, is_streamed=is_streamed, priority=trace.client.bounded(params.priority)
+                    )
                     uid = self.registry.next_uid()
                     group = opened[0].uid if opened else uid
                     message = msgspec.structs.replace(
-                        message, uid=uid, sampling_params=params, is_long=has_much_text, group=group
+                        message,
+                        uid=uid,
+                        sampling_params=params,
+                        is_long=has_much_text,
+                        group=group,
+                        client=trace.client.name,
+                        share=trace.client.share,
                     )
                     generation = Generation(message, trace.request_id, index=len(opened), changed=changed)
                     opened.append(generation)
@@ -155,7 +172,12 @@ class Service:
         """
         stamps = Stamps(received_ns=time.monotonic_ns())
         message = msgspec.structs.replace(
-            message, uid=self.registry.next_uid(), stamps=stamps, group=whole.message.group
+            message,
+            uid=self.registry.next_uid(),
+            stamps=stamps,
+            group=whole.message.group,
+            client=whole.message.client,
+            share=whole.message.share,
         )
         part = Generation(message, whole.request_id, changed=whole.changed, is_part=True)
         self._send_or_hold([part])
@@ -199,6 +221,7 @@ class Service:
         if timeout_s is None:
             timeout_s = self.config.http.request_timeout_s
         self.registry.add(generation)
+        generation.timeline.key = trace.client.key
         if timeout_s is not None:
             self.deadlines.watch(generation, trace.received_ns / 1e9 + timeout_s)
         trace.generations.append(generation)

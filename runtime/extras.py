@@ -45,6 +45,12 @@ class Extra(NamedTuple):
     arguments: str = ""
     """`module:function`, called with the command line of a server; returns another one. It may raise `UsageError`."""
     commands: Mapping[str, ExtraCommand] = {}
+    keys: str = ""
+    """`module:function`, called with the configuration; returns keys with names (`NamedKeys` in
+    `frontend/requests/client.py`)."""
+    listings: Mapping[str, tuple[str, str]] = {}
+    """Switches of `launch.py ps`, each with its text and a `module:function`, called instead with the options and the
+    running server; it returns an exit code."""
     redact: str = ""
     """`module:function`, called with the directory of frames in a snapshot that is redacted."""
     programs: Mapping[str, str] = {}

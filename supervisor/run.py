@@ -259,7 +259,7 @@ def ready_text(config: Config, url: str, seconds: float) -> str:
     if pooling is not None and not pooling.generates:
         path, body = "classify" if pooling.kind == "classify" else "v1/embeddings", json.dumps({"input": "A camelid."})
     headers = ["Content-Type: application/json"]
-    if config.http.api_key:
+    if config.http.api_key or any(extra.keys and extra.name in config.extras for extra in installed_extras()):
         headers.append("Authorization: Bearer KEY")
     shown = " ".join(f"-H {shlex.quote(header)}" for header in headers)
     curl = f"curl -N {url}/{path} {shown} -d {shlex.quote(body)}"

@@ -22,6 +22,7 @@ ALLOWED = {
     "a checkout without history": ("needs the history of the repository",),
     "a program of the system": (
         *("needs chromium", "needs openssl", "needs systemd-analyze", "needs promtool", "needs prometheus"),
+        *("needs nginx", "needs caddy"),
         *("needs trace_processor_shell", "no C compiler", ".*compiler", "needs programs that run side by side"),
     ),
     "the processor or the kernel": (

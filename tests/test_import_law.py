@@ -66,12 +66,16 @@ RULES = {
         "extras.batches frontend supervisor runtime messages", "msgspec starlette python_multipart tqdm"
     ),
     "extras/faults": rule("extras.faults scheduler_proc supervisor runtime messages", "msgspec"),
+    "extras/fit": rule("extras.fit scheduler_proc supervisor runtime messages", "msgspec huggingface_hub"),
     "extras/home": rule("extras.home supervisor runtime messages", "huggingface_hub"),
     "extras/infill": rule("extras.infill frontend runtime messages", "msgspec starlette"),
+    "extras/keys": rule(
+        "extras.keys frontend supervisor runtime messages", "msgspec starlette prometheus_client psutil"
+    ),
     "extras/live": rule("extras.live frontend runtime messages", "msgspec starlette psutil"),
     "extras/models": rule(
-        "extras.models extras.ollama extras.live extras.home frontend scheduler_proc tokenizer_proc detokenizer_proc "
-        "supervisor runtime messages",
+        "extras.models extras.keys extras.ollama extras.live extras.home frontend scheduler_proc tokenizer_proc "
+        "detokenizer_proc supervisor runtime messages",
         "msgspec starlette httptools uvicorn prometheus_client setproctitle",
     ),
     "extras/ollama": rule("extras.ollama frontend runtime messages", "msgspec starlette"),
@@ -126,7 +130,7 @@ LAYERS = {
         "scheduler_proc/deciding/scheduler.py",
         "scheduler_proc/deciding/schedule_reports.py",
         "scheduler_proc/deciding/policy.py scheduler_proc/deciding/results.py scheduler_proc/deciding/refusals.py",
-        "scheduler_proc/deciding/yielding.py",
+        "scheduler_proc/deciding/yielding.py scheduler_proc/deciding/shares.py",
         "scheduler_proc/deciding/row_results.py scheduler_proc/deciding/step_plan.py "
         "scheduler_proc/deciding/step_size.py",
         "scheduler_proc/deciding/in_flight.py",

@@ -149,7 +149,7 @@ def python_patterns() -> tuple[Found, ...]:
 def js_patterns() -> tuple[Found, ...]:
     """Returns the patterns of the pages' own scripts, without libraries."""
     scripts = [path for package in PACKAGES for path in (ROOT / package).rglob("*.*js")]
-    files = [path for path in scripts if not path.name.endswith(".min.js")]
+    files = [path for path in scripts if not path.name.endswith(".min.js") and "vendor" not in path.parts]  # libraries
     return tuple(
         Found(str(path.relative_to(ROOT)), each.line, each.pattern, each.pattern, each.pattern, each.flags, each.mode)
         for path in sorted(files)

@@ -83,6 +83,8 @@ class PromptReader:
             group=message.group,
             spans=message.spans,
             begins_in_thought=place == "inside",
+            client=message.client,
+            share=message.share,
         )
         yield first
         for sibling in message.siblings:

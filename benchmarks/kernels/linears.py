@@ -45,7 +45,7 @@ def make_calls(num_inputs: int, num_outputs: int) -> dict[str, Callable[[Tensor]
     """Returns a linear layer per format; each call uses the next of several copies of the weight."""
     weight = torch.randn(num_outputs, num_inputs).bfloat16()
     num_copies = max(1, COPIED_BYTES // weight.nbytes)
-    plain = PackedWeight(pack(weight), num_outputs) if has_packed_kernel(weight) else PlainWeight(weight)
+    plain = PackedWeight(pack(weight), num_outputs, num_inputs) if has_packed_kernel(weight) else PlainWeight(weight)
     calls = {"bfloat16": take_turns([copy_of(plain).linear(None, None) for _ in range(num_copies)])}
     for bits in BITS:
         quantized = QUANTIZED[bits].quantize(weight)
@@ -102,7 +102,7 @@ def compare(name: str, weight: torch.Tensor, options: argparse.Namespace) -> Ite
     """Yields a row for each number of tokens."""
     num_copies = max(1, COPIED_BYTES // weight.nbytes)
     makes: dict[str, Callable[[torch.Tensor], Linear]] = {
-        "ours": lambda copy: PackedWeight(pack(copy), len(copy)).linear(None, None),
+        "ours": lambda copy: PackedWeight(pack(copy), *copy.shape).linear(None, None),
         "library": lambda copy: on_onednn(copy, None),
     }
     calls = {form: take_turns([make(weight.clone()) for _ in range(num_copies)]) for form, make in makes.items()}
@@ -189,7 +189,7 @@ def make_expert_weight(case: ExpertCase, num_outputs: int, num_inputs: int, devi
     values = torch.randn(num_rows, num_inputs, device=device, dtype=torch.bfloat16) / num_inputs**0.5
     if case.form == "int8":
         return QUANTIZED[8].quantize(values)
-    return PackedWeight(pack(values), num_rows) if has_packed_kernel(values) else PlainWeight(values)
+    return PackedWeight(pack(values), num_rows, num_inputs) if has_packed_kernel(values) else PlainWeight(values)
 
 
 def make_experts(case: ExpertCase, device: torch.device) -> Work:

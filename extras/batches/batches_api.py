@@ -2,7 +2,7 @@
 
 import time
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -12,9 +12,12 @@ from extras.batches.files_api import Page, StoreApi, on_disk, page_of, read_quer
 from extras.batches.lines import ENDPOINTS
 from extras.batches.records import BatchRecord, ExpiresAfter
 from extras.batches.store import BatchStore
+from frontend.errors import RetryError
 from frontend.http.body import BodyDecoder
 from frontend.http.field_names import UnknownFields
 from frontend.http.responses import JsonReply
+from frontend.requests.client import Client
+from frontend.requests.trace import trace_of
 from messages.errors import ErrorInfo, RequestError, bad_request, quoted
 
 MAX_OPEN = 100
@@ -65,35 +68,39 @@ class BatchApi(StoreApi):
             raise bad_request(
                 f"endpoint must be one of {', '.join(ENDPOINTS)}, got {quoted(body.endpoint)}", "endpoint"
             )
-        return JsonReply(await on_disk(lambda: _create(store, body)))
+        client = trace_of(request.scope).client
+        return JsonReply(await on_disk(lambda: _create(store, body, client)))
 
     async def list_batches(self, request: Request) -> JsonReply:
         """Raises `RequestError` (400)."""
         query = read_query(request, "after", "limit")
-        page = await on_disk(lambda: page_of(self._store.list_batches(), query, DEFAULT_LIMIT, MAX_LIMIT))
+        client = trace_of(request.scope).client
+        page = await on_disk(lambda: page_of(self._store.list_batches(client), query, DEFAULT_LIMIT, MAX_LIMIT))
         return JsonReply(BatchList(**page))
 
     async def show(self, request: Request) -> JsonReply:
         """Raises `RequestError` (404)."""
-        return JsonReply(await on_disk(partial(self._store.find_batch, request.path_params["id"])))
+        client = trace_of(request.scope).client
+        return JsonReply(await on_disk(partial(self._store.find_batch, request.path_params["id"], client)))
 
     async def cancel(self, request: Request) -> JsonReply:
         """Raises `RequestError`: 404, 409 for one that has ended."""
-        return JsonReply(await on_disk(partial(_cancel, self._store, request.path_params["id"])))
+        client = trace_of(request.scope).client
+        return JsonReply(await on_disk(partial(_cancel, self._store, request.path_params["id"], client)))
 
 
-def _create(store: BatchStore, body: BatchBody) -> BatchRecord:
-    store.find_file(body.input_file_id)
+def _create(store: BatchStore, body: BatchBody, client: Client) -> BatchRecord:
+    store.find_file(body.input_file_id, client)
     if sum(record.is_open for record in store.list_batches()) >= MAX_OPEN:
-        raise RequestError(ErrorInfo(429, f"{MAX_OPEN} batches are open: wait for one", code="too_many_batches"))
+        raise RetryError(ErrorInfo(429, f"{MAX_OPEN} batches are open: wait for one", code="too_many_batches"))
     now_s = int(time.time())
     amount, unit = int(body.completion_window[:-1]), body.completion_window[-1]
-    fields = msgspec.structs.asdict(body)
+    fields: dict[str, Any] = {**msgspec.structs.asdict(body), "key": client.key or msgspec.UNSET}
     return store.add_batch(BatchRecord(id="", created_at=now_s, expires_at=now_s + amount * UNIT_S[unit], **fields))
 
 
-def _cancel(store: BatchStore, batch_id: str) -> BatchRecord:
-    record = store.find_batch(batch_id)
+def _cancel(store: BatchStore, batch_id: str, client: Client) -> BatchRecord:
+    record = store.find_batch(batch_id, client)
     if not record.is_open:
         message = f"the batch is {record.status} and cannot be cancelled"
         raise RequestError(ErrorInfo(409, message, code="batch_has_ended"))

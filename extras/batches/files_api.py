@@ -19,6 +19,7 @@ from extras.batches.store import KEEP_S, MAX_FILES, BatchStore
 from frontend.errors import not_found
 from frontend.http.query import read_count
 from frontend.http.responses import FileReply, JsonReply
+from frontend.requests.trace import trace_of
 from messages.errors import ErrorInfo, RequestError, bad_request, quoted
 
 UPLOAD_TIMEOUT_S = 600.0
@@ -96,7 +97,8 @@ class FilesApi(StoreApi):
                 await on_disk(partial(upload.reserve, int(length)))
             await self._read(request, form)
             filename, keep_s = _check_form(form)
-            return JsonReply(await on_disk(lambda: store.add_file(upload, filename, keep_s)))
+            key = trace_of(request.scope).client.key
+            return JsonReply(await on_disk(lambda: store.add_file(upload, filename, keep_s, key)))
         finally:
             await run_whole(upload.close)
 
@@ -121,7 +123,8 @@ class FilesApi(StoreApi):
         """Raises `RequestError` (400)."""
         query = read_query(request, "purpose", "limit", "order", "after")
         purpose = query.get("purpose")
-        records = await on_disk(lambda: list(self._store.list_files()))
+        client = trace_of(request.scope).client
+        records = await on_disk(lambda: list(self._store.list_files(client)))
         if query.get("order") == "asc":
             records.reverse()
         elif query.get("order", "desc") != "desc":
@@ -131,18 +134,23 @@ class FilesApi(StoreApi):
 
     async def show(self, request: Request) -> JsonReply:
         """Raises `RequestError` (404)."""
-        return JsonReply(await on_disk(partial(self._store.find_file, request.path_params["id"])))
+        return JsonReply(await self._find(request))
 
     async def content(self, request: Request) -> FileReply:
         """Raises `RequestError` (404)."""
-        record = await on_disk(partial(self._store.find_file, request.path_params["id"]))
+        record = await self._find(request)
         return FileReply(self._store.content(record.id), media_type="application/jsonl")
 
     async def delete(self, request: Request) -> JsonReply:
         """Raises `RequestError` (404)."""
         file_id: str = request.path_params["id"]
-        await on_disk(partial(self._store.delete_file, file_id))
+        await on_disk(partial(self._store.delete_file, file_id, trace_of(request.scope).client))
         return JsonReply(FileDeleted(file_id))
+
+    async def _find(self, request: Request) -> FileRecord:
+        """Raises `RequestError` (404)."""
+        client = trace_of(request.scope).client
+        return await on_disk(partial(self._store.find_file, request.path_params["id"], client))
 
 
 def read_query(request: Request, *names: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ from extras.batches.lines import BatchLine, numbered_lines, read_line
 from extras.batches.results import DISK_FULL, LineFailure, Results
 from frontend.http.endpoint import Endpoint
 from frontend.http.in_process import InProcessCall, Reply
+from frontend.requests.client import INTERNAL, Client
 from frontend.requests.trace import RequestTrace
 
 T = TypeVar("T")
@@ -21,7 +22,7 @@ SYNC_S = 1.0
 """The maximum age of unsynced results. A power cut may lose these; their lines are then run again."""
 
 RETRY_S = 1.0
-"""After a 503: the server is full, or a process of it is away."""
+"""After a 503 or a 429: the server is full, a process of it is away, or the key has reached a limit."""
 
 LINES_AT_ONCE, BYTES_AT_ONCE = 256, 2**20
 """How far to read ahead of the lines being run; one line may exceed the bound."""
@@ -40,9 +41,9 @@ class LineCaller:
     unwritten: set[InProcessCall] = field(default_factory=set[InProcessCall])
     """Calls whose results wait for room on the disk."""
 
-    async def begin(self, line: BatchLine, timeout_s: float | None) -> InProcessCall:
+    async def begin(self, line: BatchLine, timeout_s: float | None, client: Client = INTERNAL) -> InProcessCall:
         """Returns when the line may be asked. The call must leave the gate when it is over."""
-        call = InProcessCall(self.endpoints[line.url], line.request_body(timeout_s), self.on_response)
+        call = InProcessCall(self.endpoints[line.url], line.request_body(timeout_s), self.on_response, client)
         await self.gate.enter(call)
         return call
 
@@ -62,6 +63,7 @@ class LineRun:
     caller: LineCaller
     on_sync: Callable[[], None]
     timeout_s: float | None
+    client: Client = INTERNAL
 
     def _next_lines(self, numbered: Iterator[tuple[int, bytes]]) -> list[BatchLine] | None:
         """Reads the next lines from the disk and returns those that have no result; `None` at the end of the file."""
@@ -84,13 +86,13 @@ class LineRun:
                 numbered = numbered_lines(self.path, self.caller.max_line_bytes)
                 while (lines := await run_whole(partial(self._next_lines, numbered))) is not None:
                     for line in lines:
-                        call = await self.caller.begin(line, self.timeout_s)
+                        call = await self.caller.begin(line, self.timeout_s, self.client)
                         task = answering.create_task(self._answer(line.custom_id, call))
                         task.add_done_callback(lambda _, call=call: self.caller.gate.leave(call))
             syncing.cancel()
 
     async def _answer(self, custom_id: str, call: InProcessCall) -> None:
-        while (reply := await call.run()).status == 503:
+        while (reply := await call.run()).status in (429, 503):
             await asyncio.sleep(RETRY_S)
         try:
             while not self._has_added(custom_id, reply, call):

@@ -15,6 +15,7 @@ from extras.batches.runner import BatchRunner
 from extras.batches.store import BatchStore
 from frontend.extras import FrontendContext, FrontendPart
 from frontend.http.endpoint import Endpoint
+from frontend.http.keys import load_named_keys
 from messages.control.processes import FRONTEND, place_of
 
 
@@ -41,7 +42,7 @@ class BatchPart(FrontendPart):
         by_path = {endpoint.path: endpoint for endpoint in endpoints if endpoint.path in ENDPOINTS}
         caller = LineCaller(by_path, gate, service.record_response, http.max_body_bytes)
         if store is not None:
-            self._runners.append(BatchRunner(store, caller, http.request_timeout_s))
+            self._runners.append(BatchRunner(store, caller, http.request_timeout_s, load_named_keys(link.config)))
         if files:
             check_offline(files, caller.max_line_bytes, is_first=link.incarnation == 1)
             has_started = lambda: service.processes.has_started  # noqa: E731

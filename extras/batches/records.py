@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from extras.batches.lines import LineError
+from frontend.requests.client import Client
 
 BatchStatus = Literal[
     "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"
@@ -18,7 +19,16 @@ KeepSeconds = Annotated[int, Meta(ge=3600, le=2_592_000)]
 OPEN = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
 
 
-class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
+class OwnedRecord(msgspec.Struct, frozen=True, kw_only=True):
+    key: str | msgspec.UnsetType = msgspec.UNSET
+    """The name of the key that it belongs to, if that has one."""
+
+    def belongs_to(self, client: Client) -> bool:
+        """True if the client may see it."""
+        return client.sees(self.key or "")
+
+
+class FileRecord(OwnedRecord, frozen=True, kw_only=True):
     """Times are in seconds since 1970."""
 
     id: str
@@ -51,7 +61,7 @@ class ExpiresAfter(msgspec.Struct, frozen=True):
     anchor: Literal["created_at"] = "created_at"
 
 
-class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
+class BatchRecord(OwnedRecord, frozen=True, kw_only=True):
     """Times are in seconds since 1970, each that of the status with its name."""
 
     id: str

@@ -15,6 +15,7 @@ from extras.batches.lines import LineError, check_file
 from extras.batches.records import BatchErrors, BatchRecord, Ending, RequestCounts
 from extras.batches.results import LineFailure, Results, ResultsError
 from extras.batches.store import KEEP_S, BatchStore
+from frontend.requests.client import INTERNAL, Client, NamedKeys
 
 MAX_LINES = 50_000
 """The limit of a batch, as in OpenAI's API."""
@@ -32,9 +33,19 @@ log = logging.getLogger("sluice.frontend")
 
 
 class BatchRunner:
-    """Call `tick` once a second: it looks for batches, and ends those that were cancelled."""
+    """Call `tick` once a second: it looks for batches, and ends those that were cancelled.
 
-    def __init__(self, store: BatchStore, caller: LineCaller, request_timeout_s: float | None):
+    The batches of a key among `named` count as its requests. They are cancelled when it is revoked.
+    """
+
+    def __init__(
+        self,
+        store: BatchStore,
+        caller: LineCaller,
+        request_timeout_s: float | None,
+        named: NamedKeys | None = None,
+    ):
+        self._named = named
         self._store = store
         self._caller = caller
         self._request_timeout_s = request_timeout_s
@@ -79,8 +90,14 @@ class BatchRunner:
                 self._cancelled[record.id] = asyncio.Event()
                 self._tasks[record.id] = task = asyncio.create_task(self._run(record.id))
                 task.add_done_callback(lambda _, name=record.id: self._forget(name))
+            if record.status != "cancelling" and self._find_client(record) is None:
+                self._store.cancel(record)
             if record.status == "cancelling":
                 self._cancelled[record.id].set()
+
+    def _find_client(self, record: BatchRecord) -> Client | None:
+        """Returns in whose name the batch runs, `None` if its key has been revoked."""
+        return INTERNAL if self._named is None or not record.key else self._named.find_by_name(record.key)
 
     def _forget(self, batch_id: str) -> None:
         del self._tasks[batch_id], self._cancelled[batch_id]
@@ -155,6 +172,7 @@ class BatchRunner:
                 self._caller,
                 lambda: self._store.write_batch(_with_counts(record, results)),
                 timeout_s,
+                self._find_client(record) or INTERNAL,
             )
             ending = await self._wait_end(record, run, results)
             if ending in FAILURES:

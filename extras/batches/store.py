@@ -22,6 +22,7 @@ from extras.batches.records import BatchRecord, FileRecord
 from extras.batches.uploads import SUFFIX as UPLOAD_SUFFIX
 from extras.batches.uploads import Upload, left_over
 from frontend.errors import not_found
+from frontend.requests.client import INTERNAL, Client
 from messages.errors import BootError, ErrorInfo, RequestError, quoted
 from runtime.own_directory import own_directory
 
@@ -96,21 +97,22 @@ class BatchStore:
         if num_files > MAX_FILES:
             raise RequestError(ErrorInfo(413, f"{MAX_FILES} files are stored: delete some", code="storage_full"))
 
-    def add_file(self, upload: Upload, filename: str, keep_s: int) -> FileRecord:
-        """Turns `upload` into a file with the purpose "batch"."""
+    def add_file(self, upload: Upload, filename: str, keep_s: int, key: str = "") -> FileRecord:
+        """Turns `upload` into a file with the purpose "batch", which belongs to the key with that name."""
         file_id = f"file-{_new_hex()}"
         upload.finish()
         upload.path.rename(self.content(file_id))
         try:
-            return self._add_record(file_id, filename, "batch", keep_s)
+            return self._add_record(file_id, filename, "batch", keep_s, key)
         except OSError:
             self._forget_file(file_id)
             raise
 
-    def _add_record(self, file_id: str, filename: str, purpose: str, keep_s: int) -> FileRecord:
+    def _add_record(self, file_id: str, filename: str, purpose: str, keep_s: int, key: str) -> FileRecord:
         now_s = int(time.time())
         size = self.content(file_id).stat().st_size
         fields = {"id": file_id, "bytes": size, "created_at": now_s, "expires_at": now_s + keep_s}
+        fields |= {"key": key} if key else {}
         record = msgspec.convert({**fields, "filename": filename, "purpose": purpose}, FileRecord)
         _write(self._files / f"{file_id}.json", record)
         return record
@@ -118,19 +120,23 @@ class BatchStore:
     def content(self, file_id: str) -> Path:
         return self._files / f"{file_id}.jsonl"
 
-    def find_file(self, file_id: str) -> FileRecord:
+    def find_file(self, file_id: str, client: Client = INTERNAL) -> FileRecord:
+        """Returns a file that the client may see."""
         record = _read(self._files, file_id, FileRecord)
         if record is None or record.expires_at <= time.time() or not _is_plain(self.content(file_id)):
             raise _not_found("file", file_id)
+        if not record.belongs_to(client):
+            raise _not_found("file", file_id)
         return record
 
-    def list_files(self) -> Iterator[FileRecord]:
-        """Returns the files, the newest first."""
-        return (record for record in _records(self._files, FileRecord) if record.expires_at > time.time())
+    def list_files(self, client: Client = INTERNAL) -> Iterator[FileRecord]:
+        """Returns the files that the client may see, the newest first."""
+        records = (record for record in _records(self._files, FileRecord) if record.belongs_to(client))
+        return (record for record in records if record.expires_at > time.time())
 
-    def delete_file(self, file_id: str) -> None:
+    def delete_file(self, file_id: str, client: Client = INTERNAL) -> None:
         """Deletes the file. A batch that reads it continues, since it has its own link."""
-        self.find_file(file_id)
+        self.find_file(file_id, client)
         self._forget_file(file_id)
 
     def _forget_file(self, file_id: str) -> None:
@@ -163,9 +169,10 @@ class BatchStore:
     def _forget_batch(self, batch_id: str) -> None:
         (self._batches / f"{batch_id}.json").unlink(missing_ok=True)
 
-    def find_batch(self, batch_id: str) -> BatchRecord:
+    def find_batch(self, batch_id: str, client: Client = INTERNAL) -> BatchRecord:
+        """Returns a batch that the client may see."""
         record = _read(self._batches, batch_id, BatchRecord)
-        if record is None:
+        if record is None or not record.belongs_to(client):
             raise _not_found("batch", batch_id)
         return self._as_asked(record)
 
@@ -175,9 +182,10 @@ class BatchStore:
                 return record.become("cancelling", int(self._cancel_mark(record.id).stat().st_mtime))
         return record
 
-    def list_batches(self) -> Iterator[BatchRecord]:
-        """Returns the batches, the newest first."""
-        return map(self._as_asked, _records(self._batches, BatchRecord))
+    def list_batches(self, client: Client = INTERNAL) -> Iterator[BatchRecord]:
+        """Returns the batches that the client may see, the newest first."""
+        records = (record for record in _records(self._batches, BatchRecord) if record.belongs_to(client))
+        return map(self._as_asked, records)
 
     def cancel(self, record: BatchRecord) -> None:
         """Asks the owner of the lock to end an open batch."""
@@ -216,13 +224,14 @@ class BatchStore:
     def publish(self, record: BatchRecord, keep_s: int) -> tuple[str | None, str | None]:
         """Makes files of what there are of results; returns their ids, `None` for an empty one, which is removed."""
         output_id, error_id = _result_ids(record)
-        return self._publish(output_id, keep_s), self._publish(error_id, keep_s)
+        key = record.key or ""
+        return self._publish(output_id, keep_s, key), self._publish(error_id, keep_s, key)
 
-    def _publish(self, file_id: str, keep_s: int) -> str | None:
+    def _publish(self, file_id: str, keep_s: int, key: str) -> str | None:
         if not self.content(file_id).stat().st_size:
             self.content(file_id).unlink()
             return None
-        return self._add_record(file_id, f"{file_id}.jsonl", "batch_output", keep_s).id
+        return self._add_record(file_id, f"{file_id}.jsonl", "batch_output", keep_s, key).id
 
     def write_batch(self, record: BatchRecord) -> None:
         """Writes the record; one that has ended needs its input no more."""

@@ -1,16 +1,19 @@
 """`GET /`, `/pipeline` and `/page/…`: a chat and the live page, from the files in `extras/live/page/`.
 
-They load nothing from anywhere else.
+They load nothing from anywhere else. Browsers keep files, whose addresses have a digest of all of them.
 """
 
-from functools import partial
+import gzip
+import hashlib
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.responses import Response
 
 from frontend.http.endpoint import Endpoint
-from frontend.http.responses import FileReply
+from frontend.requests.trace import REQUEST_ID_HEADER, trace_of
 
 FOLDER = Path(__file__).with_name("page")
 CHAT, PIPELINE = "chat.html", "pipeline.html"
@@ -24,10 +27,12 @@ TYPES = {
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
     ".txt": "text/plain",
+    ".json": "application/json",
+    ".woff2": "font/woff2",
 }
 
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; font-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
@@ -36,30 +41,55 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-cache",
 }
+KEPT, CHECKED = "public, max-age=31536000, immutable", "no-cache"
+
+
+compress = lru_cache(maxsize=128)(gzip.compress)
 
 
 class PageApi:
-    def __init__(self) -> None:
-        self._files = {path.name: path for path in FOLDER.iterdir()}
+    @cached_property
+    def _files(self) -> dict[str, bytes]:
+        paths = sorted(path for path in FOLDER.rglob("*") if path.suffix in TYPES)
+        return {path.relative_to(FOLDER).as_posix(): path.read_bytes() for path in paths}
 
-    async def chat(self, request: Request) -> FileReply:
+    @cached_property
+    def version(self) -> str:
+        """A digest of all files: modules load each other by relative addresses, so all have the same."""
+        digest = hashlib.sha256()
+        for name, content in self._files.items():
+            digest.update(name.encode() + hashlib.sha256(content).digest())
+        return digest.hexdigest()[:16]
+
+    async def chat(self, request: Request) -> Response:
         is_ollama = request.headers.get("user-agent", "").startswith("ollama")
-        return self._reply(RUNNING if is_ollama else CHAT)
+        return self._page(request, RUNNING if is_ollama else CHAT)
 
-    async def pipeline(self, request: Request) -> FileReply:
-        return self._reply(PIPELINE)
+    async def pipeline(self, request: Request) -> Response:
+        return self._page(request, PIPELINE)
 
-    async def file(self, request: Request) -> FileReply:
-        """Raises `HTTPException` (404) for what is no file of the page."""
-        return self._reply(request.path_params["name"])
+    def _page(self, request: Request, name: str) -> Response:
+        addressed = self._files[name].replace(b'"page/', f'"page/{self.version}/'.encode())
+        return self._reply(request, name, addressed, CHECKED)
 
-    def _reply(self, name: str) -> FileReply:
-        path = self._files.get(name)
-        if path is None:
+    async def file(self, request: Request) -> Response:
+        """Raises `HTTPException` (404) for what is no file of the page. Browsers do not keep another version's file."""
+        name = request.path_params["name"]
+        content = self._files.get(name)
+        if content is None:
             raise HTTPException(404)
-        return FileReply(path, media_type=TYPES[path.suffix], headers=HEADERS)
+        return self._reply(request, name, content, KEPT if request.path_params["version"] == self.version else CHECKED)
+
+    def _reply(self, request: Request, name: str, content: bytes, caching: str) -> Response:
+        trace = trace_of(request.scope)
+        trace.status = 200
+        suffix = Path(name).suffix
+        headers = {**HEADERS, "cache-control": caching, REQUEST_ID_HEADER.decode(): trace.request_id}
+        if suffix != ".woff2" and "gzip" in request.headers.get("accept-encoding", ""):  # fonts are compressed
+            content = compress(content)
+            headers["content-encoding"] = "gzip"
+        return Response(content, headers={**headers, "vary": "accept-encoding"}, media_type=TYPES[suffix])
 
 
 def showing_pages(page: PageApi) -> list[Endpoint]:
@@ -68,5 +98,5 @@ def showing_pages(page: PageApi) -> list[Endpoint]:
     return [
         page_file("/", page.chat),
         page_file("/pipeline", page.pipeline),
-        page_file("/page/{name}", page.file, is_polled=True),
+        page_file("/page/{version}/{name:path}", page.file, is_polled=True),
     ]

@@ -27,4 +27,7 @@ def make_part(context: FrontendContext) -> LivePart:
 def showing(live: LiveApi, page: PageApi) -> list[Endpoint]:
     """Returns the endpoints that show the server as it runs: the page for people, and the stream that it reads."""
     text = "Processes, edges, steps and requests: all at first, then what changes, until the server drains"
-    return [*showing_pages(page), Endpoint("/live", live.watch, text, events=(LiveEvent,), is_early=True)]
+    return [
+        *showing_pages(page),
+        Endpoint("/live", live.watch, text, access="overall", events=(LiveEvent,), is_early=True),
+    ]

@@ -12,6 +12,7 @@ from extras.models.model_table import ModelTable
 from extras.ollama.endpoints import LATEST
 from frontend.errors import not_found
 from frontend.http.field_names import shown
+from frontend.requests.trace import trace_of
 from messages.errors import bad_request, cut
 
 OLLAMA = "/api/"
@@ -95,24 +96,29 @@ def find_models(table: ModelTable, request: Request, path: str, body: NamedBody)
         or unquote(request.headers.get("x-model", ""))
     )
     if requested:
-        return [find_model(table, requested, is_ollama=is_ollama)]
-    loaded = table.loaded() or [name for name in table.names if table.state(name).value == "loading"]
+        return [find_model(table, requested, request, is_ollama=is_ollama)]
+    names = trace_of(request.scope).client.usable(table.names)
+    loaded = [name for name in names if name in table.loaded()]
+    loaded = loaded or [name for name in names if table.state(name).value == "loading"]
     if len(loaded) == 1 or (loaded and path.startswith(OWNED)):
         return loaded
-    if len(table.names) == 1:
-        return list(table.names)
+    if len(names) == 1:
+        return names
     raise bad_request(
-        f"the request does not name a model, as field of the body, ?model= or X-Model: {_names(table)}", "model"
+        f"the request does not name a model, as field of the body, ?model= or X-Model: {_names(table, request)}",
+        "model",
     )
 
 
-def find_model(table: ModelTable, requested: str, *, is_ollama: bool = False) -> str:
-    """Returns the model with this name. Raises `RequestError` (404)."""
+def find_model(table: ModelTable, requested: str, request: Request, *, is_ollama: bool = False) -> str:
+    """Returns the model with this name. Raises `RequestError` (404), also for one that is not for the request's key."""
     found = table.find(requested) or (is_ollama and table.find(requested.removesuffix(LATEST)))
-    if not found:
-        raise not_found(f"The model `{cut(requested)}` does not exist: {_names(table)}", "model_not_found", "model")
+    if not found or not trace_of(request.scope).client.may_use((found,)):
+        text = f"The model `{cut(requested)}` does not exist: {_names(table, request)}"
+        raise not_found(text, "model_not_found", "model")
     return found
 
 
-def _names(table: ModelTable) -> str:
-    return f"the models are {', '.join(table.names)}" if table.names else "no model is configured"
+def _names(table: ModelTable, request: Request) -> str:
+    names = trace_of(request.scope).client.usable(table.names)
+    return f"the models are {', '.join(names)}" if names else "no model is configured"

@@ -86,7 +86,7 @@ def _describe(section: ModelsConfig, entry: ModelEntry, files: RunDir) -> Descri
         weight_bytes, num_bytes = find_weight_bytes(config), int((cache.kv_cache_memory_gb or 0.0) * GIB) or share
         cache = cache if is_sized else replace(cache, kv_cache_memory_gb=share / GIB)
     else:
-        weight_bytes, sizes = measure_models(config)
+        weight_bytes, sizes, *_ = measure_models(config)
         limit = LARGEST_BYTES if is_sized else max(share, sizes.num_bytes(sizes.pages_per_context))
         cache = replace(cache, num_pages=choose_num_pages(config, sizes, limit))
         num_bytes = sizes.num_bytes(cache.num_pages or 0)

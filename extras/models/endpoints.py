@@ -108,7 +108,7 @@ class RouterApi:
     async def _read_name(self, request: Request) -> str:
         body = (await self._names.receive(request)).fields
         await self._forwarder.wait_known()
-        name = find_model(self._table, body.model)
+        name = find_model(self._table, body.model, request)
         self._keys.check(name, request.scope["headers"])
         return name
 

@@ -14,12 +14,12 @@ from extras.models.model_table import ModelTable, find_adapters
 from extras.models.residency import Residency
 from extras.ollama.models import rfc3339
 from frontend.api.operate.info import make_card
-from frontend.errors import not_found
+from frontend.errors import no_such_model
 from frontend.http.endpoint import Endpoint
 from frontend.http.responses import JsonReply
 from frontend.parsing.model_format import ToolCalls, load_model_format
+from frontend.requests.trace import trace_of
 from messages.config.server import Config, ModelFacts
-from messages.errors import cut
 
 SECRET = re.compile(r"--api-key|--admin-key|[^@/]*//[^@/]*@")
 """A key, or an address with a password."""
@@ -41,29 +41,31 @@ class ModelLists:
         """By the file of a model's configuration: reading a chat template takes time."""
 
     async def models(self, request: Request) -> JsonReply:
-        return JsonReply({"object": "list", "data": [self._entry(name) for name in self._table.names]})
+        data = [self._entry(name) for name in trace_of(request.scope).client.usable(self._table.names)]
+        return JsonReply({"object": "list", "data": data})
 
     async def all(self, request: Request) -> JsonReply:
         """Returns the models and their LoRA adapters, with the fields of OpenAI's and Anthropic's APIs."""
-        data = self._all()
+        data = self._all(request)
         ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False} if data else {}
         return JsonReply({"object": "list", "data": data, **ends})
 
     async def one(self, request: Request) -> JsonReply:
         """Raises `RequestError` (404)."""
         requested = request.path_params["id"]
-        for entry in self._all():
+        for entry in self._all(request):
             if entry["id"] == requested:
                 return JsonReply(entry)
-        raise not_found(f"The model `{cut(requested)}` does not exist", "model_not_found", "model")
+        raise no_such_model(requested)
 
-    def _all(self) -> list[Entry]:
+    def _all(self, request: Request) -> list[Entry]:
         entries: list[Entry] = []
         for name in self._table.names:
             config = self._table.config(name)
             entries.append(self._entry(name))
             entries += [self._entry(name, adapter) for adapter in (find_adapters(config) if config else {}).items()]
-        return entries
+        client = trace_of(request.scope).client
+        return [entry for entry in entries if client.may_use((entry["id"],))]
 
     def _entry(self, name: str, adapter: tuple[str, str] | None = None) -> Entry:
         """Returns the entry of a model, or of an `adapter` (name, directory) for it, whose state is the same."""

@@ -121,4 +121,4 @@ def _labelled(sample: str, model: str) -> str:
 
 def make_metrics(metrics: RouterMetrics) -> list[Endpoint]:
     text = "The router's metrics, and those of the loaded models with a label `model`"
-    return [Endpoint("/metrics", metrics.metrics, text, is_polled=True)]
+    return [Endpoint("/metrics", metrics.metrics, text, access="overall", is_polled=True)]

@@ -5,8 +5,11 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from extras.models.config import ModelEntry
-from frontend.http.keys import Keys, UnauthorizedError, load_keys, read_keys
+from frontend.errors import no_such_model
+from frontend.http.keys import Keys, load_keys, load_named_keys, read_keys
 from messages.config.http import HttpConfig
+from messages.config.server import Config
+from messages.errors import RequestError
 
 FLAGS = {"api_key": "--api-key=", "admin_key": "--admin-key="}
 
@@ -16,26 +19,28 @@ Headers = Sequence[tuple[bytes, bytes]]
 class ModelKeys:
     """Raises `BootError` if a key is invalid. `any`: the keys without which nothing is read of a request."""
 
-    def __init__(self, http: HttpConfig, entries: Iterable[ModelEntry]):
+    def __init__(self, config: Config, entries: Iterable[ModelEntry]):
+        http, named = config.http, load_named_keys(config)
         of_models = {entry.name: _http_of(http, entry) for entry in entries}
-        self._keys = {name: load_keys(each) for name, each in of_models.items()}
+        self._keys = {name: load_keys(each, named) for name, each in of_models.items()}
         everywhere = (http, *of_models.values())
         clients = {key for each in everywhere for key in read_keys("--api-key", each.api_key)}
         operators = {key for each in everywhere for key in read_keys("--admin-key", each.admin_key)}
-        self.any = Keys(clients if http.api_key else (), operators)
+        self.any = Keys(clients if http.api_key or named else (), operators, named)
 
     def check(self, name: str, headers: Headers) -> None:
-        """Raises `RequestError` (401) if the request has none of the model's keys."""
-        self._keys[name].check("client", headers)
+        """Raises `RequestError`: 401 without a key of the model, 404 if the key is not for the model."""
+        if not self._keys[name].check("client", headers).may_use((name,)):
+            raise no_such_model(name)
 
     def opened(self, names: Sequence[str], headers: Headers) -> list[str]:
-        """Returns the models whose keys the request has. Raises `RequestError` (401) if there are none."""
+        """Returns the models whose keys the request has. Raises `RequestError` (401, 404) if there are none."""
         opened: list[str] = []
         for name in names:
             try:
                 self.check(name, headers)
                 opened.append(name)
-            except UnauthorizedError:
+            except RequestError:
                 if name == names[-1] and not opened:
                     raise
         return opened

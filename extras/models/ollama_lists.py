@@ -22,6 +22,7 @@ from frontend.http.endpoint import Endpoint
 from frontend.http.field_names import NameRules
 from frontend.http.responses import JsonReply
 from frontend.parsing.model_format import load_model_format
+from frontend.requests.trace import trace_of
 from runtime.gguf.gguf_file import SUFFIX
 from runtime.model_files import is_weight_file
 
@@ -37,8 +38,9 @@ class OllamaLists:
 
     async def tags(self, request: Request) -> JsonReply:
         """Returns the models whose files are on this machine, also those that have not been read yet."""
-        known = {name: shown.local(name) for name, shown in self._known(self._table.names)}
-        models = (known.get(name) or self._unread(name) for name in self._table.names)
+        names = trace_of(request.scope).client.usable(self._table.names)
+        known = {name: shown.local(name) for name, shown in self._known(names)}
+        models = (known.get(name) or self._unread(name) for name in names)
         return JsonReply(LocalModels([model for model in models if model]))
 
     async def running(self, request: Request) -> JsonReply:
@@ -46,7 +48,7 @@ class OllamaLists:
             LocalModels(
                 [
                     shown.running(name, description.num_bytes, expires_at(self._residency, name) or NEVER)
-                    for name, shown in self._known(self._table.loaded())
+                    for name, shown in self._known(trace_of(request.scope).client.usable(self._table.loaded()))
                     if (description := self._table.reports[name].description)
                 ]
             )
@@ -55,7 +57,7 @@ class OllamaLists:
     async def show(self, request: Request) -> JsonReply:
         """Raises `RequestError`: 404 for an unknown model, 503 for one whose files have not been read yet."""
         body = (await self._decoder.receive(request)).fields
-        name = find_model(self._table, body.model, is_ollama=True)
+        name = find_model(self._table, body.model, request, is_ollama=True)
         for _, shown in self._known([name]):
             return JsonReply(shown.shown(body.model))
         raise UnavailableError(f"the files of the model {name} have not been read yet", "loading")

@@ -5,6 +5,11 @@ import socket
 from functools import partial
 from math import inf
 
+from prometheus_client.registry import Collector
+
+from extras.keys.metrics import KeyCollector
+from extras.keys.part import open_meter
+from extras.keys.usage_api import UsageApi, using
 from extras.models.config import ModelsConfig
 from extras.models.endpoints import RouterApi, forwarding, serving
 from extras.models.forward import Forwarder
@@ -51,17 +56,20 @@ class ModelRouter(Front):
         hold_s = config.run.restart_hold_s
         max_waiting = config.scheduling.max_queued_requests
         self._loads = Loads(self._settings.entries, self._table, residency, self._ask, hold_s, max_waiting)
-        keys = ModelKeys(config.http, self._settings.entries)
+        keys = ModelKeys(config, self._settings.entries)
         rules.keys = keys.any
         self._forwarder = Forwarder(self._table, self._loads, keys, config.http, hold_s)
         requests = HttpRequests()
         api = RouterApi(link, self._table, self._loads, self._forwarder, self._processes, self.gauges)
-        metrics = RouterMetrics(self._table, self._loads, residency, self._upstreams, [requests])
+        meter = open_meter(config)
+        others: list[Collector] = [requests] if meter is None else [requests, KeyCollector(meter)]
+        metrics = RouterMetrics(self._table, self._loads, residency, self._upstreams, others)
         endpoints = [
             *serving(api),
             *make_lists(ModelLists(self._table, residency, self._settings.entries)),
             *make_ollama_lists(OllamaLists(self._table, residency, self._settings.entries)),
             *make_metrics(metrics),
+            *(using(UsageApi(meter)) if meter is not None else ()),
             *forwarding(self._forwarder),
         ]
         app = App(

@@ -62,7 +62,7 @@ class EmbedApi:
 
     async def embed(self, request: Request) -> WholeReply | JsonReply:
         """Returns one vector per text. Raises `RequestError`."""
-        self._service.check_admission()
+        self._service.check_admission(trace_of(request.scope))
         waited_ns = load_ns(request)
         begin_ns = time.monotonic_ns() - waited_ns
         asked, body = await self._reader.read(request, self._embed)
@@ -80,7 +80,7 @@ class EmbedApi:
 
     async def embeddings(self, request: Request) -> WholeReply | JsonReply:
         """Returns the vector of one text. Raises `RequestError`."""
-        self._service.check_admission()
+        self._service.check_admission(trace_of(request.scope))
         _, body = await self._reader.read(request, self._embeddings)
         if not body.prompt:
             return JsonReply(EmbeddingReply([]))

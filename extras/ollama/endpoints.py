@@ -77,7 +77,7 @@ class AnswerApi:
 
     async def chat(self, request: Request) -> EventStream | WholeReply | JsonReply:
         """Raises `RequestError`; if another process refuses the request, the response raises it."""
-        self._service.check_admission()
+        self._service.check_admission(trace_of(request.scope))
         asked, body = await self._reader.read(request, self._chats)
         check_body(body)
         if not body.messages:
@@ -87,7 +87,7 @@ class AnswerApi:
 
     async def generate(self, request: Request) -> EventStream | WholeReply | JsonReply:
         """Same as `chat`, for one prompt."""
-        self._service.check_admission()
+        self._service.check_admission(trace_of(request.scope))
         asked, body = await self._reader.read(request, self._prompts)
         check_body(body)
         if not body.prompt and not body.suffix:

@@ -16,6 +16,7 @@ from extras.ollama.weights import WeightFacts, read_weights
 from frontend.api.operate.info import VersionReply
 from frontend.http.responses import JsonReply
 from frontend.parsing.model_format import ModelFormat
+from frontend.requests.trace import trace_of
 from messages.config.server import Config
 from messages.errors import ErrorInfo, RequestError
 from runtime.chat_files import read_chat_files
@@ -163,11 +164,14 @@ class ModelsApi:
         self._model = ShownModel(config, model_format)
 
     async def tags(self, request: Request) -> JsonReply:
-        return JsonReply(LocalModels([self._model.local(name) for name in self._names]))
+        return JsonReply(LocalModels([self._model.local(name) for name in self._named(request)]))
 
     async def running(self, request: Request) -> JsonReply:
         """The model of this server is in memory until it ends."""
-        return JsonReply(LocalModels([self._model.running(name) for name in self._names]))
+        return JsonReply(LocalModels([self._model.running(name) for name in self._named(request)]))
+
+    def _named(self, request: Request) -> list[str]:
+        return trace_of(request.scope).client.usable(self._names)
 
     async def show(self, request: Request) -> JsonReply:
         """Raises `RequestError` (404) for a name that is not served."""

@@ -35,8 +35,8 @@ which the requests are replayed whose beginning it holds. Flags after -- are the
     launch.py replay DIR --only scheduler -- --speculative ngram
 
 A request that was aborted, or had not ended, is compared up to there. Where the server dies, halves of what it had are
-replayed until the request is found that kills it. In float32 the tokens of a request do not depend
-on what else is in its batch; in 16 bits they may.
+replayed until the request is found that kills it. On a CPU the tokens of a request do not depend on
+what else is in its batch; on a GPU they may.
 """
 
 
@@ -137,11 +137,10 @@ def _describe_difference(attempts: Iterable[Attempt], manifest: Manifest, flags:
     if found is None:
         return True
     print(describe(found))
-    dtype = _value_of("--dtype", flags) or manifest.config.model.dtype
-    if dtype != "float32":
+    if (_value_of("--device", flags) or manifest.config.model.device) != "cpu":
         print(
-            f"(--dtype {dtype}: in 16 bits the sums of a row may round otherwise in another batch, and a later token "
-            "may then differ without a fault)"
+            "(on a GPU without --deterministic the sums of a row may round otherwise in another batch, and a later "
+            "token may then differ without a fault)"
         )
     return False
 

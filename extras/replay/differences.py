@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from extras.replay.recording import Attempt
 
 LOGPROB_TOLERANCE = 1e-3
-"""Rows in another batch have sums that round differently (float32). The larger differences of 16 bits are reported."""
+"""On a GPU rows in another batch have sums that round differently. The larger differences of 16 bits are reported."""
 
 
 FACTS = ("prompt", "text", "reason", "stop_reason", "error", "num_prompt_tokens")

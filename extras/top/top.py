@@ -3,6 +3,7 @@
 import argparse
 import http.client
 import json
+import os
 import shutil
 import socket
 import ssl
@@ -160,7 +161,8 @@ class UnixConnection(http.client.HTTPConnection):
 def _key_headers(config: HttpConfig) -> dict[str, str]:
     """Who may read the run directory may know the keys."""
     if not config.api_key:
-        return {}
+        key = os.environ.get("SLUICE_API_KEY")
+        return {"Authorization": f"Bearer {key}"} if key else {}
     key, lines = config.api_key[0], list[str]()
     if key.startswith("@"):
         lines = Path(key[1:]).read_text(encoding="utf-8").splitlines()

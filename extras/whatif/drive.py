@@ -113,7 +113,8 @@ def _user_msg(uid: int, arrival: Arrival) -> UserMsg:
     )
     at_ns = 1 + round(arrival.at_s * 1e9)
     stamps = Stamps(received_ns=at_ns, tokenized_ns=at_ns)
-    return UserMsg(uid, 0, pack_int32(arrival.prompt_ids), params, stamps)
+    prompt_ids = pack_int32(arrival.prompt_ids)
+    return UserMsg(uid, 0, prompt_ids, params, stamps, client=arrival.client, share=arrival.share)
 
 
 class _Inbox:

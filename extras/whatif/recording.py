@@ -59,6 +59,8 @@ class _Request:
             params.cache_salt,
             params.priority,
             self.message.engine,
+            self.message.client,
+            self.message.share,
         )
 
 

@@ -43,6 +43,8 @@ class Arrival:
     cache_salt: str = ""
     priority: int = 0
     engine: int = 1
+    client: str = ""
+    share: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """How the parts of the HTTP side fit together: the endpoints on their APIs, behind keys and the rules for web pages."""
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
-from prometheus_client.registry import Collector
 from starlette.types import ASGIApp
 
 from frontend.api import routes
@@ -22,7 +22,7 @@ from frontend.api.operate.tokens import TokensApi
 from frontend.api.operate.watching import Watching
 from frontend.api.responses.endpoints import ResponsesApi
 from frontend.api.responses.routes import responding
-from frontend.extras import FrontendContext
+from frontend.extras import FrontendContext, FrontendPart
 from frontend.http.access import AccessRules
 from frontend.http.app import App
 from frontend.http.endpoint import Endpoint
@@ -83,12 +83,12 @@ def make_endpoints(context: FrontendContext, watching: Watching) -> list[Endpoin
 def make_metrics(
     service: Service,
     continuations: Continuations,
-    collectors: Sequence[Collector],
+    parts: Sequence[FrontendPart],
     gauges: Callable[[], dict[str, float]],
 ) -> MetricsApi:
     """Returns the metrics of requests and processes under the first name of the model.
 
-    `collectors` are those of extras, `gauges` those of this process.
+    `parts` are those of extras, with their collectors; `gauges` are those of this process.
     """
     model_name = service.config.facts.served_names[0]
     requests = RequestCollector(
@@ -100,8 +100,11 @@ def make_metrics(
     )
     adapters = AdapterCollector(service.config.model.num_lora_slots, service.registry)
     return MetricsApi(
-        own=(requests, service.http_requests, adapters, *collectors),
-        shared=(ProcessCollector(service.config, service.processes),),
+        own=(requests, service.http_requests, adapters, *chain.from_iterable(part.collectors for part in parts)),
+        shared=(
+            ProcessCollector(service.config, service.processes),
+            *chain.from_iterable(part.shared_collectors for part in parts),
+        ),
         peers=service.peers if service.config.run.frontend_workers > 1 else None,
         own_name=lambda: service.name,
     )

@@ -185,7 +185,7 @@ def watching(health: HealthApi, metrics: MetricsApi) -> list[Endpoint]:
         Endpoint("/health/generate", health.generate, probe, ProbeReply, parameters=(PROBE_TIMEOUT,)),
         Endpoint("/ping", health.ping, ping, dict[str, Any], access="public", is_polled=True),
         Endpoint("/load", health.load, "The current load", LoadReply),
-        Endpoint("/metrics", metrics.metrics, "Metrics for Prometheus", is_polled=True),
+        Endpoint("/metrics", metrics.metrics, "Metrics for Prometheus", access="overall", is_polled=True),
     ]
 
 
@@ -237,6 +237,7 @@ def caching(api: CacheApi) -> list[Endpoint]:
             api.flush,
             "Empty the prefix cache",
             FlushReply,
+            access="overall",
             body=FlushBody,
             errors=(409,),
             examples={"when idle": {}, "now": {"force": True}},

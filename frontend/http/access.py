@@ -4,12 +4,14 @@ import ipaddress
 import re
 from collections.abc import Collection, Iterable
 
+from msgspec.structs import replace
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Scope
 
 from frontend.errors import forbidden
 from frontend.http.endpoint import Access
 from frontend.http.keys import Keys
+from frontend.requests.client import Client, address_of
 from messages.config.server import HttpConfig
 from messages.errors import BootError, quoted
 
@@ -20,7 +22,10 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """They change nothing (RFC 9110, 9.2.1), and browsers send them without an Origin for any page, such as an `<img>`."""
 
 CORS_MAX_AGE_S = 600
-EXPOSED_HEADERS = ("X-Request-Id", "Request-Id", "Retry-After")
+RATE_HEADERS = tuple(
+    f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")
+)
+EXPOSED_HEADERS = ("X-Request-Id", "Request-Id", "Retry-After", *RATE_HEADERS)
 DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")
@@ -156,17 +161,21 @@ class AccessRules:
     def __init__(self, http: HttpConfig, keys: Keys, bound_address: str):
         """Raises `BootError` if a flag in `http` has an invalid host or origin."""
         self.keys = keys
+        self._is_private = http.is_private
         self._hosts = AllowedHosts(http.allowed_hosts, bound_address)
         self._origins = AllowedOrigins(http.cors_allow_origins)
 
-    def check(self, access: Access, scope: Scope) -> None:
-        """Raises `RequestError`: 403, or 401 if a key is missing or wrong."""
+    def check(self, access: Access, scope: Scope) -> Client:
+        """Returns who sends the request. Raises `RequestError`: 403, or 401 if a key is missing or wrong."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._hosts.check(headers)
         self._origins.check(scope["method"], scope["scheme"], headers)
         if access == "operator":
             check_is_local(scope["client"], scope["scheme"], headers)
-        self.keys.check(access, headers)
+        client = self.keys.check(access, headers)
+        if client.name:
+            return client
+        return replace(client, name=address_of(scope["client"], headers, is_private=self._is_private))
 
     def with_cors(self, app: ASGIApp) -> ASGIApp:
         """Returns `app` with CORS headers for the allowed origins."""

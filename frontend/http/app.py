@@ -63,7 +63,7 @@ class App:
         if nearest is not None and nearest.second_id_header:
             trace.id_names.append(nearest.second_id_header.encode())
         try:
-            self._rules.check("client" if endpoint is None else endpoint.access, scope)
+            trace.client = self._rules.check("client" if endpoint is None else endpoint.access, scope)
             if not (self._processes.has_started or (endpoint and endpoint.is_early)):
                 await asyncio.sleep(START_GRACE_S)
                 self._processes.check_ready()

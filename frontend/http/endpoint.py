@@ -12,8 +12,9 @@ from starlette.types import ASGIApp
 
 from frontend.errors import OPENAI_ERRORS, ErrorForm
 
-Access = Literal["public", "client", "operator"]
-"""Who may use it: anyone; holders of an API key, if keys exist; holders of the operator's key on the same machine."""
+Access = Literal["public", "client", "overall", "operator"]
+"""Who may use it: anyone; holders of an API key, if keys exist; of them, for what concerns all clients, not those whose
+key has a name and is no admin's; holders of the operator's key on the same machine."""
 
 Run = Callable[[Request], Awaitable[ASGIApp]]
 """Returns an ASGI response, or raises an exception that `frontend/http/responses.py` converts to an error."""

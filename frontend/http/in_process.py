@@ -8,6 +8,7 @@ from starlette.requests import Request
 
 from frontend.http.endpoint import Endpoint
 from frontend.http.responses import error_reply
+from frontend.requests.client import INTERNAL, Client
 from frontend.requests.trace import RequestTrace
 
 
@@ -18,9 +19,19 @@ class Reply(NamedTuple):
 
 
 class InProcessCall:
-    """A POST of the JSON `body` to `endpoint`. `on_response` is called at the end of its response, as for any other."""
+    """A POST of the JSON `body` to `endpoint` in the name of `client`.
 
-    def __init__(self, endpoint: Endpoint, body: bytes, on_response: Callable[[RequestTrace], None]):
+    `on_response` is called at the end of its response, as for any other.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        body: bytes,
+        on_response: Callable[[RequestTrace], None],
+        client: Client = INTERNAL,
+    ):
+        self._client = client
         self._endpoint = endpoint
         self._body = body
         self._on_response = on_response
@@ -38,6 +49,7 @@ class InProcessCall:
         scope: dict[str, Any] = {"type": "http", "method": "POST", "path": self._endpoint.path, "headers": headers}
         scope |= {"query_string": b"", "scheme": "http", "http_version": "1.1", "client": None, "server": None}
         self.trace = scope["sluice.trace"] = trace = RequestTrace(scope)
+        trace.client = self._client
         bodies, written = [self._body], bytearray()
 
         async def receive() -> MutableMapping[str, Any]:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from frontend.errors import forbidden
 from frontend.http.endpoint import Access
-from messages.config.server import HttpConfig
+from frontend.requests.client import Client, NamedKeys
+from messages.config.server import Config, HttpConfig
 from messages.errors import BootError, ErrorInfo, RequestError
 from messages.program import PROGRAM
+from runtime.extras import installed_extras, load_object
 
 
 class UnauthorizedError(RequestError):
@@ -22,43 +24,57 @@ class Keys:
     """Without API keys every client has access; without any key no client is the operator.
 
     If admin keys exist, an API key is not enough for the operator's endpoints. Elsewhere an admin key counts as an API
-    key.
+    key. `named`: further keys; those of admins count as admin keys.
     """
 
-    def __init__(self, api_keys: Iterable[str] = (), admin_keys: Iterable[str] = ()):
+    def __init__(self, api_keys: Iterable[str] = (), admin_keys: Iterable[str] = (), named: NamedKeys | None = None):
+        self._named = named
         clients, operators = (tuple(key.encode() for key in keys) for keys in (api_keys, admin_keys))
+        self._operators = operators
         self._accepted: dict[Access, tuple[bytes, ...]] = {
             "public": (),
-            "client": (*clients, *operators) if clients else (),
+            "client": (everyone := (*clients, *operators) if clients or named else ()),
+            "overall": everyone,
             "operator": operators or clients,
         }
 
+    @property
+    def have_limits(self) -> bool:
+        """True if some may have limits."""
+        return self._named is not None
+
     def are_needed(self, access: Access) -> bool:
         """True if a request needs a key."""
-        return bool(self._accepted[access])
+        return bool(self._accepted[access]) or (self._named is not None and access != "public")
 
-    def check(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Raises `UnauthorizedError` if a key is needed and `headers` have no accepted one.
+    def check(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> Client:
+        """Returns the client. Raises `UnauthorizedError` if a key is needed and `headers` have no accepted one.
 
         The names in `headers` are in lower case. Every key is compared in constant time. Raises `RequestError` (403)
-        for the operator's endpoints if the server has no key at all.
+        for the operator's endpoints if the server has no key at all, or if the key has a name and is no admin's.
         """
-        accepted = self._accepted[access]
-        if access == "operator" and not accepted:
+        if not self.are_needed(access) and access == "operator":
             raise forbidden(
                 f"admin commands over HTTP need a key: use `{PROGRAM}` (ps, restart, profile, …) on the server's "
                 "machine, or start the server with --admin-key",
                 code="no_admin_key",
             )
-        if not accepted:
-            return
+        if not self.are_needed(access):
+            return Client(sees_all=self._named is None)
         kind = "an admin key" if access == "operator" else "an API key"
         token = _sent_key(headers)
         if token is None:
             raise UnauthorizedError(f"{kind} is required: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")
-        matches = [hmac.compare_digest(token.strip(), key) for key in accepted]
+        token = token.strip()
+        if self._named is not None and (client := self._named.find(token)) is not None:
+            if access in ("overall", "operator") and not client.is_admin:
+                raise forbidden(f"this is for admins, and the key {client.name} is not one's", "not_an_admin_key")
+            return client
+        matches = [hmac.compare_digest(token, key) for key in self._accepted[access]]
         if not any(matches):
             raise UnauthorizedError(f"{kind} is required, and this key is not valid")
+        operators = [hmac.compare_digest(token, key) for key in self._operators if self._named is not None]
+        return Client(sees_all=any(operators) or self._named is None)
 
 
 def _sent_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
@@ -73,9 +89,17 @@ def _sent_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
     return own
 
 
-def load_keys(http: HttpConfig) -> Keys:
+def load_keys(http: HttpConfig, named: NamedKeys | None) -> Keys:
     """Returns the keys of the flags and their files. Raises `BootError` if a key is invalid."""
-    return Keys(read_keys("--api-key", http.api_key), read_keys("--admin-key", http.admin_key))
+    return Keys(read_keys("--api-key", http.api_key), read_keys("--admin-key", http.admin_key), named)
+
+
+def load_named_keys(config: Config) -> NamedKeys | None:
+    """Returns the keys with names; `None` if the server has none. Raises `BootError`."""
+    for extra in installed_extras():
+        if extra.keys and extra.name in config.extras:
+            return load_object(extra.keys)(config)
+    return None
 
 
 def read_keys(flag: str, provided: Iterable[str]) -> tuple[str, ...]:

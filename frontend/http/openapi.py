@@ -22,7 +22,7 @@ every process serves."""
 
 ERRORS_OF_BODIES = (408, 413, 415)
 
-KEY_SCHEMES: dict[Access, str] = {"client": "api_key", "operator": "admin_key"}
+KEY_SCHEMES: dict[Access, str] = {"client": "api_key", "overall": "api_key", "operator": "admin_key"}
 
 Json = dict[str, Any]
 
@@ -49,6 +49,9 @@ def make_document(endpoints: Iterable[Endpoint], version: str, root_path: str, k
     paths: dict[str, Json] = {}
     for endpoint in endpoints:
         operation = _operation(endpoint, schemas, needs_key=keys.are_needed(endpoint.access))
+        if keys.have_limits and endpoint.body is not None and endpoint.access == "client":
+            error = schemas.of(endpoint.error_form.struct)
+            operation["responses"].setdefault("429", _error(429, error, _id_headers(endpoint)))
         paths.setdefault(endpoint.template, {})[endpoint.verb.lower()] = operation
     components: Json = {"schemas": schemas.components}
     schemes = {name: _BEARER for access, name in KEY_SCHEMES.items() if keys.are_needed(access)}
@@ -148,7 +151,7 @@ def _content(endpoint: Endpoint, schemas: _Schemas) -> Json:
 
 def _error(status: int, schema: Json, id_headers: Json) -> Json:
     headers: Json = dict(id_headers)
-    if status == 503:
+    if status in (429, 503):
         headers["Retry-After"] = _header("Seconds after which to try again.", {"type": "integer", "minimum": 1})
     if status == 401:
         headers["WWW-Authenticate"] = _header("The scheme, Bearer.")
@@ -185,7 +188,7 @@ _ERROR_TEXTS = {
     409: "Requests are running.",
     413: "The body is larger than --max-body-mb.",
     415: "The body has the wrong media type or none, or is compressed.",
-    429: "Too many are open.",
+    429: "Too many are open, or the key has reached a limit.",
     431: "The head of the request is too large.",
     500: "An error of the server; `message` has a reference to its log.",
     503: "The server is full, starting, draining, or one of its processes does not serve.",

@@ -16,7 +16,7 @@ from frontend.errors import (
     OPENAI_ERRORS,
     RETRY_S,
     ErrorForm,
-    UnavailableError,
+    RetryError,
     internal_error,
     routing_error,
 )
@@ -48,7 +48,7 @@ class JsonReply:
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(self._body)).encode()),
-            *trace.id_headers,
+            *trace.reply_headers,
             *self._headers,
         ]
         await send({"type": "http.response.start", "status": self._status, "headers": headers})
@@ -67,7 +67,7 @@ class FileReply(FileResponse):
         async def record(message: Message) -> None:
             if message["type"] == "http.response.start":
                 trace.status = message["status"]
-                message["headers"] = [*message["headers"], *trace.id_headers]
+                message["headers"] = [*message["headers"], *trace.reply_headers]
             await send(message)
 
         try:
@@ -99,9 +99,11 @@ def log_internal(error: Exception) -> str:
 
 
 def _headers_of(error: RequestError) -> Headers:
-    retry_after_s = error.retry_after_s if isinstance(error, UnavailableError) else RETRY_S
-    more = error.headers if isinstance(error, UnavailableError) else ()
-    retry = ((b"retry-after", str(retry_after_s).encode()), *more) if error.info.status == 503 else ()
+    retry: Headers = ()
+    if isinstance(error, RetryError):
+        retry = ((b"retry-after", str(error.retry_after_s).encode()), *error.headers)
+    elif error.info.status == 503:
+        retry = ((b"retry-after", str(RETRY_S).encode()),)
     if error.info.status == 401:
         return ((b"www-authenticate", b"Bearer"),)
     closes = error.info.status in (408, 413, 507) or error.info.code in ENDING_CODES

@@ -27,6 +27,11 @@ def named_frame(name: str, event: msgspec.Struct) -> bytes:
     return b"event: %b\n%b" % (name.encode(), frame(event))
 
 
+def comment(name: str, content: msgspec.Struct) -> bytes:
+    """Returns a comment, which clients of events ignore: `: name {json}`."""
+    return b": %b %b\n\n" % (name.encode(), _encoder.encode(content))
+
+
 def error_frame(info: ErrorInfo) -> bytes:
     """Returns the frame that ends a stream after an error; `DONE` follows it."""
     return frame(error_body(info))

@@ -14,6 +14,7 @@ from frontend.http import sse
 from frontend.http.large_reply import make_document
 from frontend.http.responses import JsonReply, log_internal
 from frontend.requests.generation import Generation, raise_error, wait_for_ends
+from frontend.requests.queue_place import QueuePlace, find_place
 from frontend.requests.timing import SERVER_TIMING_HEADER, server_timing
 from frontend.requests.trace import RequestTrace, trace_of
 from frontend.service import Service
@@ -59,7 +60,9 @@ class EventWriter(Protocol):
 
 
 class OpenStreams:
-    """The streams that are being written; `tick` makes those that were silent for `keepalive_s` send a comment."""
+    """The streams that are being written; `tick` makes them send comments: their place in the queue if it has changed,
+    or a keep-alive if they were silent for `keepalive_s`.
+    """
 
     def __init__(self, keepalive_s: float):
         self._keepalive_s = keepalive_s
@@ -74,7 +77,7 @@ class OpenStreams:
         """Call it once a second."""
         latest_s = time.monotonic() - self._keepalive_s
         for stream in self._streams:
-            if stream.wrote_s <= latest_s:
+            if stream.wrote_s <= latest_s or stream.has_moved():
                 stream.wake()
 
     @contextlib.contextmanager
@@ -104,10 +107,18 @@ class EventStream:
     """An ASGI response that writes the events of `choices`, which share `changed`, as they arrive.
 
     The head is sent with the first event, so that a refusal is a plain HTTP error, or earlier after a long silence.
-    An error of one choice ends the request.
+    An error of one choice ends the request. With `shows_progress`, comments have the request's place in the queue.
     """
 
-    def __init__(self, service: Service, streams: OpenStreams, choices: Sequence[Generation], events: EventWriter):
+    def __init__(
+        self,
+        service: Service,
+        streams: OpenStreams,
+        choices: Sequence[Generation],
+        events: EventWriter,
+        *,
+        shows_progress: bool = False,
+    ):
         self._service = service
         self._streams = streams
         self._choices = choices
@@ -116,6 +127,10 @@ class EventStream:
         """Choices whose end has not been written."""
         self._is_behind = False
         """More steps have arrived than fit one write."""
+        self._shows_progress = shows_progress
+        self._place: QueuePlace | None = None
+        self._comment = b""
+        """To be written before the next tokens."""
         self.wrote_s = time.monotonic()
         self.is_writing = False
         """The stream is waiting for its client to read."""
@@ -123,6 +138,14 @@ class EventStream:
     def uids(self) -> list[int]:
         """Returns the choices whose end has not been written."""
         return [generation.uid for generation in self._running]
+
+    def has_moved(self) -> bool:
+        """Returns True if its place in the queue has changed and is to be shown. Call it once a second."""
+        place = find_place(self._running) if self._shows_progress and not self.is_writing else None
+        if place is None or place == self._place:
+            return False
+        self._place, self._comment = place, sse.comment("progress", place)
+        return True
 
     def wake(self) -> None:
         self._choices[0].changed.set()
@@ -155,8 +178,9 @@ class EventStream:
                 is_last = error is not None or not self._running
                 if is_last:
                     frames += self._events.close() if error is None else self._events.fail(error)
-            if not frames and self._streams.is_silent(self):
-                frames = self._events.keep_alive
+            if not frames:
+                frames = self._comment or (self._events.keep_alive if self._streams.is_silent(self) else b"")
+            self._comment = b""
             if not frames:
                 continue
             if not trace.status:
@@ -280,7 +304,7 @@ async def write_head(send: Send, trace: RequestTrace, content_type: bytes = sse.
         (b"content-type", content_type),
         (b"cache-control", b"no-cache"),
         (b"x-accel-buffering", b"no"),
-        *trace.id_headers,
+        *trace.reply_headers,
     ]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
 

@@ -15,6 +15,9 @@ NUM_MEASURED = 32
 
 MAX_RETRY_S = 60
 
+PART_FOR_OTHERS = 8
+"""1 in this number of the open requests: for each client with fewer, and for all such clients of a full server."""
+
 BYTES_PER_TOKEN = 4
 """UTF-8 bytes per token, to estimate the length of text before tokenization; typical of English."""
 
@@ -59,12 +62,18 @@ class Admission:
         self._check_draining()
         self._processes.check_ready()
 
-    def check(self, num_open: int) -> None:
-        """Raises `UnavailableError` if, next to `num_open` requests, another may neither enter nor wait."""
+    def check(self, num_open: int, num_own: int | None = None) -> None:
+        """Raises `UnavailableError` if, next to `num_open` requests, another may neither enter nor wait.
+
+        `num_own` of them are the client's, by default all. If they are few, it may enter although others fill the
+        server; a part of the limit is added for such clients together.
+        """
         try:
             self._check_draining()
             self._processes.check_ready(self._restart_hold_s)
-            if num_open >= self.limit:
+            spare = self.limit // PART_FOR_OTHERS
+            num_most = self.limit + (spare if num_own is not None and num_own < spare else 0)
+            if num_open >= num_most:
                 where = "" if self._num_workers == 1 else " in this frontend, its share"
                 raise UnavailableError(
                     f"the server is full: {num_open} requests are open{where} "

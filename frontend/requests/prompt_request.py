@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from frontend.errors import no_such_model
+from frontend.requests.client import Client
 from messages.columns import pack_int32
 from messages.config.server import ModelFacts
 from messages.errors import bad_request
@@ -58,6 +60,15 @@ def check_generates(requests: Sequence[PromptRequest], facts: ModelFacts) -> Non
     if known is not None and not known.generates and any(request.params.pooling is None for request in requests):
         serves = "classes or scores" if known.kind == "classify" else "embeddings"
         raise bad_request(f"this model generates no text, it gives {serves}", "model", "not_supported")
+
+
+def check_may_use(client: Client, requests: Sequence[PromptRequest], facts: ModelFacts) -> None:
+    """Raises `RequestError` (404) for a model or an adapter that is not for the client's key."""
+    for request in requests if client.models else ():
+        adapter = request.params.adapter
+        names = facts.served_names if adapter is None else (adapter.name,)
+        if not client.may_use(names):
+            raise no_such_model(names[0])
 
 
 def join_choices(messages: Sequence[TokenizeMsg]) -> TokenizeMsg:

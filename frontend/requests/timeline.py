@@ -81,6 +81,8 @@ class Timeline:
         self.index = index
         """The position among the choices of the HTTP request."""
         self.priority = priority
+        self.key = ""
+        """The name of its client's key."""
         self.path = ""
         """The path of its endpoint."""
         self.attempt = 0

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from frontend.requests.body_budget import BodyBudget, HeldBody
+from frontend.requests.client import INTERNAL
 from frontend.requests.generation import Generation
 from runtime.logs import FIELDS
 
@@ -50,12 +51,16 @@ class RequestTrace:
         self.generations: list[Generation] = []
         """The choices of the request, in order."""
         self.received_ns = time.monotonic_ns()
+        self.client = INTERNAL
+        """Set as soon as the request has been authenticated."""
+        self.limit_headers: list[tuple[bytes, bytes]] = []
+        """Response headers about the limits of the client's key."""
         self.notes: dict[str, Any] = {}
         """More fields of the access log line."""
 
     @property
-    def id_headers(self) -> list[tuple[bytes, bytes]]:
-        return [(name, self.request_id.encode()) for name in self.id_names]
+    def reply_headers(self) -> list[tuple[bytes, bytes]]:
+        return [*((name, self.request_id.encode()) for name in self.id_names), *self.limit_headers]
 
     @property
     def shown_status(self) -> int:
@@ -78,6 +83,8 @@ class RequestTrace:
         if not log.isEnabledFor(level):
             return
         counts = _counts(self.generations) if self.generations else self.notes
+        if self.client.key:
+            counts["key"] = self.client.key
         if self.has_client_left:
             counts["client"] = "left"
         tokens = "".join(f" {SHORT_NAMES.get(name, name)}={value}" for name, value in counts.items())

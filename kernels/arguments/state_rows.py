@@ -6,6 +6,7 @@ Shape legend: T tokens, B decode rows, C prefill rows, S slots, H value heads.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -39,6 +40,13 @@ class StateRows:
         assert self.decode_sources.shape == (self.num_decode_rows,)
         assert self.prefill_sources.shape == self.prefill_lens.shape
         assert self.slots.shape == (num_tokens,)
+
+    @cached_property
+    def as_prefill_rows(self) -> "StateRows":
+        """The same rows, with no decode rows among them: those come first, with one token each."""
+        sources = torch.cat((self.decode_sources, self.prefill_sources))
+        lens = torch.cat((torch.ones_like(self.decode_sources), self.prefill_lens))
+        return StateRows(0, self.decode_sources[:0], sources, lens, self.slots)
 
     def sequences(self) -> Iterator[tuple[int, range]]:
         """Yields each row's source and the indices of its tokens. Waits for the device."""

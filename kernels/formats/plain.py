@@ -17,6 +17,7 @@ from kernels.dispatch import is_on_cpu
 from kernels.formats.weight_format import AllReduce, Linear, Rows, WeightFormat, sum_of_ranks
 from kernels.operations.expert_linear import ExpertLinear, plain_experts
 from kernels.operations.gelu import GeluKind, gelu
+from kernels.operations.plain_linear import plain_linear
 
 GELU_ALGORITHMS = {"tanh": "tanh", "exact": "none"}
 """oneDNN's names of the kinds of `gelu`."""
@@ -51,8 +52,8 @@ class PlainWeight:
         if is_on_cpu(weight_OI.device) and weight_OI.dtype == torch.bfloat16 and onednn_has_bfloat16():
             return on_onednn(weight_OI, bias_O, activation)
         if activation is None:
-            return lambda x_TI, _=None: functional.linear(x_TI, weight_OI, bias_O)
-        return lambda x_TI, _=None: gelu(functional.linear(x_TI, weight_OI, bias_O), activation)
+            return lambda x_TI, _=None: plain_linear(x_TI, weight_OI, bias_O)
+        return lambda x_TI, _=None: gelu(plain_linear(x_TI, weight_OI, bias_O), activation)
 
     def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
         return sum_of_ranks(self.linear(bias_O, None), all_reduce)

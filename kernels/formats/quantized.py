@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.arguments.packed_blocks import packed_bytes
 from kernels.formats.packed_blocks import PACKED_BLOCKS, PackedBlocksWeight
 from kernels.formats.plain import PLAIN, PlainWeight
 from kernels.formats.weight_format import Weight
@@ -30,7 +31,7 @@ class QuantizedFormat:
         self._bits: Bits = bits
 
     def num_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-        return PLAIN.num_bytes(shape, dtype)
+        return packed_bytes(((self.name, shape[0]),), shape[1])
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Weight:
         return WholeWeight(PLAIN.allocate(shape, dtype, device).stored, self._bits)

@@ -83,7 +83,7 @@ class WeightFormat(Protocol):
     def name(self) -> str: ...
 
     def num_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-        """Returns the bytes of the tensor that `allocate` makes."""
+        """Returns the bytes of a weight once its rows are set: until then, one that is quantized takes more."""
         ...
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Weight:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.arguments.routes import Routes
 from kernels.gpu.key_blocks import PRECISION
-from kernels.gpu.launch_table import find_launch, power_of_2
+from kernels.gpu.launch_table import find_launch, is_many, power_of_2
 
 MANY_ROWS = 16
 """With more rows than that for each expert, tiles have many rows."""
@@ -44,7 +44,7 @@ def expert_plain_linear(
 
 
 def has_many_rows(num_rows: int, num_experts: int) -> bool:
-    return num_rows > MANY_ROWS * num_experts
+    return is_many(num_rows, MANY_ROWS * num_experts)
 
 
 def count_tiles(num_rows: int, num_experts: int, block_rows: int) -> int:

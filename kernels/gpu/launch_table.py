@@ -13,7 +13,7 @@ import torch
 from kernels.plans.decode_work import BLOCK_KEYS
 
 Launch = Mapping[str, int]
-"""Constexpr parameters of a kernel by name, `num_warps` and `num_stages`."""
+"""Constexpr parameters of a kernel by name, `num_warps`, `num_stages` and further options of its compiler."""
 
 MANY_PROGRAMS = 256
 """Programs that keep all processors of a large GPU (132 in an H100) reading: with fewer, blocks are narrower."""
@@ -25,6 +25,25 @@ MAX_KEYS = {1: 32, 2: BLOCK_KEYS, 4: BLOCK_KEYS}
 MAX_BLOCK_BYTES = {1: 4096, 2: 16384, 4: 8192}
 """The most keys, and bytes of one head's keys, in a block, by bytes of an element. Codes take registers when they are
 widened; float32 products take twice as many as others."""
+
+
+_is_fixed = False
+
+
+def fix_launches(is_fixed: bool) -> None:
+    """From now on no launch of this process depends on a step's numbers of rows and tokens, except for its grid: a
+    token's results are the same bits in any step (`--deterministic`). Call it before kernels are loaded."""
+    global _is_fixed  # noqa: PLW0603
+    _is_fixed = is_fixed
+
+
+def has_fixed_launches() -> bool:
+    return _is_fixed
+
+
+def is_many(count: int, limit: int) -> bool:
+    """True if a launch is the one for more than `limit` rows; fixed launches always are."""
+    return _is_fixed or count > limit
 
 
 def find_launch(kernel: str, *shape: int) -> Launch:
@@ -43,7 +62,8 @@ def launch_on(capability: int, kernel: str, *shape: int) -> Launch:
 
 def count_tile_tokens(queries_a_head: int, head_dim: int, itemsize: int) -> int:
     """Returns the new tokens of a prefill tile: each takes a row per query head of a key/value head."""
-    return find_launch("paged_prefill", queries_a_head, head_dim, itemsize)["BLOCK_M"] // queries_a_head
+    kernel = "split_attention" if _is_fixed else "paged_prefill"
+    return find_launch(kernel, queries_a_head, head_dim, itemsize)["BLOCK_M"] // queries_a_head
 
 
 @cache
@@ -150,6 +170,29 @@ def _prefill(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
     return {**_key_blocks(head_dim, itemsize), "BLOCK_M": max(rows, power_of_2(queries_a_head))}
 
 
+def _split_attention(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
+    """As `_prefill`, also of decode rows; the totals of splits take registers from the block of keys, or of rows. Fused
+    products and sums would depend on the code around them."""
+    launch = dict(_prefill(queries_a_head, head_dim, itemsize))
+    if launch["BLOCK_D"] > 64 and itemsize < 4:
+        launch["BLOCK_N"] = min(32, launch["BLOCK_N"])
+    elif launch["BLOCK_D"] == 128:
+        launch["BLOCK_M"] = max(32, power_of_2(queries_a_head))
+    return {**launch, "enable_fp_fusion": False}
+
+
+def _split_merge(head_dim: int) -> Launch:
+    """As `_split_attention`."""
+    return {"BLOCK_D": max(16, power_of_2(head_dim)), "num_warps": 1, "enable_fp_fusion": False}
+
+
+def _plain_linear(itemsize: int) -> Launch:
+    """One tile for any number of tokens: with more than 64 a step of few would be bound by products."""
+    if itemsize == 4:
+        return {"BLOCK_O": 64, "BLOCK_T": 32, "BLOCK_I": 32, "num_warps": 4, "num_stages": 3}
+    return {"BLOCK_O": 128, "BLOCK_T": 64, "BLOCK_I": 64, "num_warps": 4, "num_stages": 3}
+
+
 def _planes_linear(itemsize: int) -> Launch:
     """Products of a warp group (wgmma) take 64 outputs at least. Without a second tile for fewer tokens half as many
     kernels are compiled; it would save a tenth of the instructions. `itemsize`: bytes of an activation."""
@@ -251,6 +294,7 @@ RULES: dict[str, Callable[..., Launch]] = {
     "paged_decode_merge": _decode_merge,
     "paged_prefill": _prefill,
     "place_rows": _blocks(1024),
+    "plain_linear": _plain_linear,
     "planes_linear": _planes_linear,
     "planes_linear_sum": _blocks(256),
     "rms_norm": _row,
@@ -259,6 +303,8 @@ RULES: dict[str, Callable[..., Launch]] = {
     "short_conv": _short_conv,
     "sigmoid_gate": _blocks(1024),
     "silu_mul": _blocks(1024),
+    "split_attention": _split_attention,
+    "split_merge": _split_merge,
     "state_carry": _state_carry,
     "state_prepare": _state_products,
     "state_step": _state_step,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.arguments.lora_slots import LoraSlots, TokenAdapters
 from kernels.gpu.key_blocks import PRECISION
-from kernels.gpu.launch_table import find_launch
+from kernels.gpu.launch_table import find_launch, is_many
 
 MANY_TOKENS = 128
 """With more, tiles have many tokens."""
@@ -23,7 +23,7 @@ def lora_linear(x_TI: Tensor, lora: LoraSlots, adapters: TokenAdapters, out_TO: 
     num_slots, num_segments, max_rank, _ = lora.a.shape
     if not num_tokens:
         return
-    u_TGR, has_many = x_TI.new_empty(num_tokens, num_segments, max_rank), num_tokens > MANY_TOKENS
+    u_TGR, has_many = x_TI.new_empty(num_tokens, num_segments, max_rank), is_many(num_tokens, MANY_TOKENS)
     columns, num_outputs = (adapters.order, adapters.starts, lora.ranks), out_TO.shape[1]
     sizes = {"NUM_SEGMENTS": num_segments, "MAX_RANK": max_rank}
     launch = find_launch("lora_shrink", has_many, max_rank, x_TI.itemsize)

@@ -54,6 +54,7 @@ def paged_decode(
     if work is None:
         work = _plan_here(query_RHD, cache, page_tables_RP, num_keys_R, options.window)
     layout, scratch = work.layout, work.scratch
+    assert isinstance(layout, DecodeLayout)
     sinks = scratch.lses if options.sinks is None else options.sinks  # not read without sinks
     num_heads, head_dim = query_RHD.shape[1:]
     assert (layout.num_heads, layout.num_kv_heads) == (num_heads, cache.num_heads)

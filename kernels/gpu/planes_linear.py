@@ -14,22 +14,22 @@ from torch import Tensor
 
 from kernels.arguments.code_planes import CodePlanes
 from kernels.gpu.key_blocks import PRECISION
-from kernels.gpu.launch_table import MANY_PROGRAMS, find_launch
+from kernels.gpu.launch_table import MANY_PROGRAMS, find_launch, has_fixed_launches
 from kernels.gpu.look_up_planes import dequantize_slice
 from kernels.gpu.plane_codes import NUM_FIELDS, decode, load_scale, load_words, planes_of
 
 MANY_TOKENS = 64
-"""With more tokens than that the weight is dequantized."""
+"""With more tokens than that the weight is dequantized, unless launches are fixed."""
 
 SLICE_BYTES = 64 << 20
-"""Memory of the dequantized outputs that are multiplied at a time."""
+"""Memory of the dequantized outputs that are multiplied at a time, or of the parts that are added at a time."""
 
 
 def planes_linear(x_TI: Tensor, planes: CodePlanes, bias_O: Tensor | None, out_TO: Tensor) -> None:
     num_tokens, num_outputs = out_TO.shape
     if not num_tokens:
         return
-    if num_tokens > MANY_TOKENS:
+    if num_tokens > MANY_TOKENS and not has_fixed_launches():
         _multiply_values(x_TI, planes, bias_O, out_TO)
         return
     launch = find_launch("planes_linear", x_TI.itemsize)
@@ -37,6 +37,11 @@ def planes_linear(x_TI: Tensor, planes: CodePlanes, bias_O: Tensor | None, out_T
     spans_a_part = triton.cdiv(planes.num_spans, min(planes.num_spans, triton.cdiv(MANY_PROGRAMS, num_blocks)))
     num_parts = triton.cdiv(planes.num_spans, spans_a_part)
     has_parts = num_parts > 1
+    whole_tiles = SLICE_BYTES // (4 * num_parts * num_outputs) // launch["BLOCK_T"] * launch["BLOCK_T"]
+    if has_parts and num_tokens > (most := max(MANY_TOKENS, whole_tiles)):
+        for x, out in zip(x_TI.split(most), out_TO.split(most), strict=True):
+            planes_linear(x, planes, bias_O, out)
+        return
     sums = (
         torch.empty(num_parts * num_tokens, num_outputs, dtype=torch.float32, device=x_TI.device)
         if has_parts

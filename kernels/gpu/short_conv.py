@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.arguments.state_rows import StateRows
-from kernels.gpu.launch_table import find_launch
+from kernels.gpu.launch_table import find_launch, has_fixed_launches
 from kernels.gpu.state_chunks import MAX_ROW_PROGRAMS, count_tokens_before, end_of_rows
 
 
@@ -22,6 +22,7 @@ def short_conv(
     out_TC: Tensor,
 ) -> None:
     num_channels, num_taps = weight_CK.shape
+    rows = rows.as_prefill_rows if has_fixed_launches() else rows
     num_decode, num_prefill = rows.num_decode_rows, len(rows.prefill_lens)
     assert weight_CK.is_contiguous()
     assert bias_C is None or bias_C.is_contiguous()

@@ -1,4 +1,5 @@
-"""The Triton kernels of states that are matrices: one step for decode rows, chunks of tokens for prefill rows.
+"""The Triton kernels of states that are matrices: one step for decode rows, chunks of tokens for prefill rows. With
+fixed launches all rows are computed step by step, by one kernel.
 
 Shape legend: T tokens, H heads, D size of keys, V size of values, S slots; in a program M tokens of a chunk.
 
@@ -20,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.arguments.state_rows import StateRows
-from kernels.gpu.launch_table import find_launch
+from kernels.gpu.launch_table import find_launch, has_fixed_launches
 from kernels.gpu.state_chunks import (
     CHUNK,
     CHUNK_TOKENS,
@@ -75,6 +76,8 @@ def compute_states(
     form: StateForm, inputs: Tensor, gates: HeadGates, skips_H: Tensor, states: Tensor, rows: StateRows, out_TN: Tensor
 ) -> None:
     """`skips_H` are read without the delta rule only. Rows of `inputs` may lie apart."""
+    is_fixed = has_fixed_launches()
+    rows = rows.as_prefill_rows if is_fixed else rows
     num_decode, num_prefill = rows.num_decode_rows, len(rows.prefill_lens)
     num_tokens, key_size = len(inputs) - num_decode, form.key_size
     assert gates.betas.stride() == gates.times.stride()
@@ -82,11 +85,12 @@ def compute_states(
     tokens = inputs, inputs.stride(0)
     gated = *tokens, *gates, gates.times.stride(0)
     stored = skips_H, states, rows.slots, out_TN
-    if num_decode:
+    if num_decode or is_fixed:
         launch = find_launch("state_step", key_size, form.value_size)
-        grid = num_decode, form.num_heads * triton.cdiv(form.value_size, launch["BLOCK_V"])
-        step[grid](*gated, *stored, rows.decode_sources, FORM=form, **launch)
-    if num_tokens and num_prefill:
+        grid = num_prefill if is_fixed else num_decode, form.num_heads * triton.cdiv(form.value_size, launch["BLOCK_V"])
+        sources = rows.prefill_sources if is_fixed else rows.decode_sources
+        step[grid](*gated, *stored, sources, rows.prefill_lens, FORM=form, HAS_LENS=is_fixed, **launch)
+    if num_tokens and num_prefill and not is_fixed:
         wide: Any = {"dtype": torch.float32, "device": inputs.device}
         products = torch.empty(2 if form.has_delta else 1, num_tokens, form.num_heads, CHUNK_TOKENS, **wide)
         factors = torch.empty(3, num_tokens, form.num_heads, **wide)
@@ -100,7 +104,7 @@ def compute_states(
         carry[grid](*tokens, *prepared, *stored, rows.prefill_sources, **constants, **launch)
 
 
-@triton.jit(do_not_specialize=["shortest", "longest"])
+@triton.jit(do_not_specialize=["shortest", "longest"], do_not_specialize_on_alignment=["lens"])
 def step(
     inputs,
     input_stride,
@@ -116,11 +120,13 @@ def step(
     slots,
     out,
     sources,
+    lens,
     FORM: tl.constexpr,
+    HAS_LENS: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """One token of a row, for some values of a head."""
+    """The tokens of a row, one unless it HAS_LENS, for some values of a head."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1) % FORM.num_heads
     dim_D = tl.arange(0, BLOCK_D)
     value_V = tl.program_id(1) // FORM.num_heads * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -128,29 +134,33 @@ def step(
     place_DV, is_DV = place_state(head, dim_D, value_V, FORM), is_D[:, None] & is_V[None, :]
     SLOT_SIZE: tl.constexpr = FORM.num_heads * FORM.key_size * FORM.value_size
     state_DV = load_state(states, tl.load(sources + row), SLOT_SIZE, place_DV, is_DV)
-    inputs += row * input_stride
     key_place_D = find_key_head(head, FORM) * FORM.key_size + dim_D
-    query_D = tl.load(inputs + FORM.query_at + key_place_D, mask=is_D, other=0.0).to(tl.float32)
-    key_D = tl.load(inputs + FORM.key_at + key_place_D, mask=is_D, other=0.0).to(tl.float32)
     value_place_V = FORM.value_at + head * FORM.value_size + value_V
-    value_V1 = tl.load(inputs + value_place_V, mask=is_V, other=0.0).to(tl.float32)
-    time_place = row * time_stride + head
-    time_step = find_time_steps(tl.load(times + time_place), tl.load(biases + head), shortest, longest)
-    state_DV *= tl.exp(tl.load(rates + head) * time_step)
-    if FORM.has_delta:
-        query_D *= tl.rsqrt(tl.sum(query_D * query_D) + _NORM_EPS) * FORM.key_size**-0.5
-        key_D *= tl.rsqrt(tl.sum(key_D * key_D) + _NORM_EPS)
-        beta = tl.sigmoid(tl.load(betas + time_place).to(tl.float32))
-        update_V = beta * (value_V1 - tl.sum(state_DV * key_D[:, None], 0))
-    else:
-        update_V = time_step * value_V1
-    state_DV += key_D[:, None] * update_V[None, :]
-    out_V = tl.sum(state_DV * query_D[:, None], 0)
-    if not FORM.has_delta:
-        out_V += tl.load(skips + head) * value_V1
-    out += (row * FORM.num_heads + head) * FORM.value_size
-    tl.store(out + value_V, out_V.to(out.dtype.element_ty), mask=is_V)
-    store_state(states, state_DV, tl.load(slots + row), SLOT_SIZE, place_DV, is_DV)
+    first, num_tokens = row, 1
+    if HAS_LENS:
+        first, num_tokens = count_tokens_before(lens, tl.program_id(0)), tl.load(lens + row)
+    for token in range(first, first + num_tokens):
+        input_place = inputs + token * input_stride
+        query_D = tl.load(input_place + FORM.query_at + key_place_D, mask=is_D, other=0.0).to(tl.float32)
+        key_D = tl.load(input_place + FORM.key_at + key_place_D, mask=is_D, other=0.0).to(tl.float32)
+        value_V1 = tl.load(input_place + value_place_V, mask=is_V, other=0.0).to(tl.float32)
+        time_place = token * time_stride + head
+        time_step = find_time_steps(tl.load(times + time_place), tl.load(biases + head), shortest, longest)
+        state_DV *= tl.exp(tl.load(rates + head) * time_step)
+        if FORM.has_delta:
+            query_D *= tl.rsqrt(tl.sum(query_D * query_D) + _NORM_EPS) * FORM.key_size**-0.5
+            key_D *= tl.rsqrt(tl.sum(key_D * key_D) + _NORM_EPS)
+            beta = tl.sigmoid(tl.load(betas + time_place).to(tl.float32))
+            update_V = beta * (value_V1 - tl.sum(state_DV * key_D[:, None], 0))
+        else:
+            update_V = time_step * value_V1
+        state_DV += key_D[:, None] * update_V[None, :]
+        out_V = tl.sum(state_DV * query_D[:, None], 0)
+        if not FORM.has_delta:
+            out_V += tl.load(skips + head) * value_V1
+        out_place = out + (token * FORM.num_heads + head) * FORM.value_size
+        tl.store(out_place + value_V, out_V.to(out.dtype.element_ty), mask=is_V)
+        store_state(states, state_DV, tl.load(slots + token), SLOT_SIZE, place_DV, is_DV)
 
 
 @triton.jit(do_not_specialize=["shortest", "longest", "num_rows", "num_decode"])

@@ -8,6 +8,8 @@ from importlib import import_module
 from traceback import walk_tb
 from typing import Any
 
+from kernels.gpu.launch_table import has_fixed_launches
+
 TritonKernel = Callable[..., Any]
 """Takes the arguments of the operation of the same name."""
 
@@ -52,6 +54,12 @@ NAMES: tuple[str, ...] = (
 )
 """The operations with a Triton kernel: `kernels/gpu/<name>.py` has a function of that name."""
 
+FIXED: dict[str, str] = {
+    "paged_decode": "split_decode",
+    "plain_linear": "plain_linear",
+}
+"""The operations with another kernel, or one at all, if launches are fixed: the files that have it."""
+
 _loaded: dict[str, TritonKernel] = {}
 _device_type = "cuda"
 
@@ -78,8 +86,9 @@ def load_triton_kernels(device_type: str = "cuda") -> None:
     """Makes operations use the Triton kernels for tensors on `device_type` ("cpu": Triton's interpreter)."""
     global _device_type  # noqa: PLW0603
     _device_type = device_type
-    for name in NAMES:
-        _loaded[name] = getattr(import_module(f"kernels.gpu.{name}"), name)
+    _loaded.clear()
+    for name, file in (dict(zip(NAMES, NAMES, strict=True)) | (FIXED if has_fixed_launches() else {})).items():
+        _loaded[name] = getattr(import_module(f"kernels.gpu.{file}"), name)
 
 
 def leave_out_failed(error: Exception) -> str | None:

@@ -7,6 +7,7 @@ filtered out; a filter sets more of them to -inf, in place. No filter waits for 
 from torch import Tensor
 
 from kernels.operations.noise import row_noise
+from kernels.operations.row_sums import row_sums
 
 OUT = float("-inf")
 
@@ -18,8 +19,8 @@ def filter_top_n_sigma(scores_SV: Tensor, top_n_sigmas_S: Tensor) -> None:
     """
     is_in_SV = scores_SV > OUT
     num_in_S1 = is_in_SV.sum(-1, keepdim=True)
-    mean_S1 = scores_SV.where(is_in_SV, 0).sum(-1, keepdim=True) / num_in_S1
-    variance_S1 = (scores_SV - mean_S1).where(is_in_SV, 0).square_().sum(-1, keepdim=True) / num_in_S1
+    mean_S1 = row_sums(scores_SV.where(is_in_SV, 0)) / num_in_S1
+    variance_S1 = row_sums((scores_SV - mean_S1).where(is_in_SV, 0).square_()) / num_in_S1
     lowest_S1 = scores_SV.amax(-1, keepdim=True) - top_n_sigmas_S[:, None] * variance_S1.sqrt_()
     scores_SV.masked_fill_(scores_SV < lowest_S1, OUT)
 
@@ -31,7 +32,7 @@ def filter_typical_p(scores_SV: Tensor, typical_ps_S: Tensor) -> None:
     """
     logprobs_SV = scores_SV.log_softmax(-1)
     probs_SV = logprobs_SV.exp()
-    entropy_S1 = -(probs_SV * logprobs_SV.where(probs_SV > 0, 0)).sum(-1, keepdim=True)
+    entropy_S1 = -row_sums(probs_SV * logprobs_SV.where(probs_SV > 0, 0))
     distances_SV = (logprobs_SV + entropy_S1).abs_()
     nearest_SV, order_SV = distances_SV.sort(-1)
     num_before_S1 = (probs_SV.gather(-1, order_SV).cumsum_(-1) < typical_ps_S[:, None]).sum(-1, keepdim=True)

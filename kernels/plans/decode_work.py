@@ -9,6 +9,7 @@ Shape legend: R rows, P pages a row (padded), N runs, I items, E entries.
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -60,6 +61,13 @@ class DecodeShape:
         return launch_shape_of(
             self.num_heads // self.num_kv_heads, self.head_dim, self.dtype, self.kv_codes or self.dtype
         )
+
+
+class PlanLayout(Protocol):
+    """The capacity of a work list; `SplitLayout` is another than that below."""
+
+    @cached_property
+    def num_words(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -140,7 +148,7 @@ class DecodeScratch:
 class DecodeWork:
     """A planned work list on the device of the tensors."""
 
-    layout: DecodeLayout
+    layout: PlanLayout
     plan: Tensor
     """int32 [layout.num_words]"""
     scratch: DecodeScratch

@@ -7,7 +7,8 @@ import numpy as np
 
 from kernels.plans.shared_runs import ranges
 
-TILE_WORDS = 4
+TILE_WORDS = 8
+ALL_SPLITS, NO_PART = (1 << 31) - 1, -1
 
 
 def max_prefill_tiles(max_tokens: int, max_rows: int, tile_tokens: int) -> int:
@@ -16,14 +17,15 @@ def max_prefill_tiles(max_tokens: int, max_rows: int, tile_tokens: int) -> int:
 
 
 def plan_prefill_tiles(
-    query_lens_C: np.ndarray, context_lens_C: np.ndarray, tiles_N4: np.ndarray, tile_tokens: int
+    query_lens_C: np.ndarray, context_lens_C: np.ndarray, tiles_N8: np.ndarray, tile_tokens: int
 ) -> None:
-    """Writes the tiles of the rows' new tokens into `tiles_N4` (int32), the ones with the most keys first.
+    """Writes the tiles of the rows' new tokens into `tiles_N8` (int32), the ones with the most keys first.
 
-    A tile: (row, first token in the row's new ones, first token in the step's, number of tokens). The rest of
-    the list has row -1. A row without new tokens gets no tile.
+    A tile: (row, first token in the row's new ones, first token in the step's, number of tokens), and what only fixed
+    launches read: (first split, end of splits, part, whether it has the row's first keys), of a tile with all of them.
+    The rest of the list has row -1. A row without new tokens gets no tile.
     """
-    assert tiles_N4.dtype == np.int32
+    assert tiles_N8.dtype == np.int32
     query_lens_C = query_lens_C.astype(np.int64)
     num_tiles_C = -(-query_lens_C // tile_tokens)
     rows = np.repeat(np.arange(len(query_lens_C)), num_tiles_C)
@@ -31,8 +33,9 @@ def plan_prefill_tiles(
     order = (-context_lens_C[rows] - first_queries).argsort(kind="stable")
     rows, first_queries = rows[order], first_queries[order]
     first_tokens_C = np.cumsum(query_lens_C) - query_lens_C
-    tiles_N4[: len(rows), 0] = rows
-    tiles_N4[: len(rows), 1] = first_queries
-    tiles_N4[: len(rows), 2] = first_tokens_C[rows] + first_queries
-    tiles_N4[: len(rows), 3] = np.minimum(tile_tokens, query_lens_C[rows] - first_queries)
-    tiles_N4[len(rows) :, 0] = -1
+    tiles_N8[: len(rows), 0] = rows
+    tiles_N8[: len(rows), 1] = first_queries
+    tiles_N8[: len(rows), 2] = first_tokens_C[rows] + first_queries
+    tiles_N8[: len(rows), 3] = np.minimum(tile_tokens, query_lens_C[rows] - first_queries)
+    tiles_N8[: len(rows), 4:] = 0, ALL_SPLITS, NO_PART, 1
+    tiles_N8[len(rows) :, 0] = -1

@@ -86,7 +86,8 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
             Meta(
                 ge=0,
                 le=2**63 - 1,
-                description="base of the random seeds for requests without a seed (default: from the clock)",
+                description="base of the random seeds for requests without a seed (default: from the clock); a "
+                "request with its own seed has the same text at any load",
             ),
         ]
         | None

@@ -52,7 +52,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             description="data type of weights and KV cache; auto: bfloat16 if the device computes it "
             "natively, otherwise float32; encoders with float32 weights and GGUF block types on a CPU compute in "
-            "float32 (their KV cache is float16)"
+            "float32 (their KV cache is float16); on a CPU a token has the same bits in any batch, cached, drafted or "
+            "after a restart, in each of them"
         ),
     ] = "auto"
     quantization: Annotated[
@@ -135,6 +136,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     enforce_eager: Annotated[
         bool,
         Meta(description="disable CUDA graphs; no effect on a CPU"),
+    ] = False
+    deterministic: Annotated[
+        bool,
+        Meta(
+            description="compute a token to the same bits in any batch, prompt or chunk, with a cache hit, drafts or "
+            "after a restart; slower on a GPU; no effect on a CPU, which always does"
+        ),
     ] = False
 
     lora: Annotated[

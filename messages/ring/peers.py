@@ -52,6 +52,8 @@ class AbortOpen(msgspec.Struct, frozen=True, array_like=True, tag=True):
     uids: tuple[int, ...] = ()
     request_ids: tuple[str, ...] = ()
     is_all: bool = False
+    only_of: str | None = None
+    """Only those of this key."""
 
 
 class AbortedOpen(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -74,6 +76,8 @@ class FindRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):
     min_age_s: float = 0.0
     limit: int = 100
     is_whole: bool = False
+    only_of: str | None = None
+    """Only those of this key."""
 
 
 class FoundRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -129,6 +133,8 @@ class UseResponse(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     response_id: str
     action: Literal["show", "cancel", "delete"] = "show"
+    only_of: str | None = None
+    """Only one that belongs to this key."""
 
 
 class UsedResponse(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -253,7 +253,7 @@ class TokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     `add_special_tokens` makes the tokenizer add its own special tokens, such as the beginning of a sequence, to a text
     or a rendered chat. A continuation also carries what the client already has: `output_ids` (int32) and
-    `num_chars_sent`.
+    `num_chars_sent`. `client`: the name of the sender's key, or its address (at most 64 bytes); `share`: its part.
     """
 
     uid: int
@@ -282,6 +282,8 @@ class TokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The uid of the first request of its HTTP request: those of one HTTP request take turns with others (0: alone)."""
     spans: tuple[PromptSpan, ...] = ()
     """With `prompt_ids` only."""
+    client: str = ""
+    share: int = 1
 
     def alone(self, sibling: Sibling) -> "TokenizeMsg":
         """Returns the message of the request `sibling`."""
@@ -311,6 +313,8 @@ class UserMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     spans: tuple[PromptSpan, ...] = ()
     begins_in_thought: bool = False
     """The chat template has opened the model's reasoning."""
+    client: str = ""
+    share: int = 1
 
 
 class AbortMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):

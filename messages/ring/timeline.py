@@ -53,13 +53,19 @@ class ChunkRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WaitingRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A request in the queue, behind `num_before` others. Its tokens fill `num_pages` pages, cached ones included."""
+    """A request in the queue, behind `num_before` others. Its tokens fill `num_pages` pages, cached ones included.
+
+    Prompts before it have `num_tokens_before` tokens that are not computed, cached ones included; -1 if they have not
+    been counted. `num_clients_before` other clients take their turns before it.
+    """
 
     uid: int
     attempt: int
     queued_ns: int
     num_before: int
     num_pages: int
+    num_tokens_before: int = -1
+    num_clients_before: int = 0
 
 
 class DelayedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -4,7 +4,9 @@ Texts and columns of token ids are replaced unless they are known to contain not
 added later is replaced, too. Vectors of prompts become zeros.
 """
 
+import hashlib
 import json
+import secrets
 import typing
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +33,10 @@ TOKEN_NUMBERS = frozenset({"token_id", "stop_token_ids", "cached_token", "stop_r
 """Fields with a single token id."""
 
 PLACEHOLDER = "x"
+
+CLIENT = "client"
+_PSEUDONYM_KEY = secrets.token_bytes(16)
+"""Clients get pseudonyms that are the same within one run of the program: a replay deals steps between them."""
 
 
 def redact(message: T) -> T:
@@ -71,6 +77,8 @@ def _redact(value: Any, hint: Any, name: str) -> Any:
             key: item if key in ("role", "type") and item in KEPT_WORDS else _redact(item, None, "")
             for key, item in pairs
         }
+    if name == CLIENT and value:
+        return hashlib.blake2b(str(value).encode(), digest_size=8, key=_PSEUDONYM_KEY).hexdigest()
     if isinstance(value, str):
         return value if name in KEPT_TEXTS or _is_word(hint) else PLACEHOLDER * len(value)
     if isinstance(value, bytes):

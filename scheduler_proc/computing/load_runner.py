@@ -1,10 +1,11 @@
 """Loads the models of an engine, and returns its runner, ready for the first step."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 from messages.config.server import Config
 from runtime.model_files import refused_errors
-from scheduler_proc.computing.backends.backend import ModelParts, Place
+from scheduler_proc.computing.backends.backend import Backend, ModelParts, Place
 from scheduler_proc.computing.backends.registry import find_backend
 from scheduler_proc.computing.kv_cache.page_sizes import PageSizes
 from scheduler_proc.computing.loading.cache_plan import CachePlan
@@ -15,6 +16,7 @@ from scheduler_proc.computing.loading.target import find_target, open_target
 from scheduler_proc.computing.loading.transformers_loader import TransformersLoader
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.registry import needs_transformers
+from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.computing.step.inputs import Role
@@ -73,8 +75,18 @@ def _load(config: Config, report: Report, place: Place, *, is_shared_only: bool)
     return LoadedModels(models, target)
 
 
-def measure_models(config: Config) -> tuple[int, PageSizes]:
-    """Returns the bytes of the weights and of pages, by the headers of the models' files; no weight is read.
+class MemoryNeeds(NamedTuple):
+    """What the models of an engine take. `step_bytes`: of the largest step; `None` if only running it shows that."""
+
+    weight_bytes: int
+    sizes: PageSizes
+    step_bytes: int | None
+    backend: Backend
+    placement: Placement
+
+
+def measure_models(config: Config) -> MemoryNeeds:
+    """Finds the bytes of weights, pages and steps by the headers of the models' files; no weight is read.
 
     Raises `BootError` as loading would.
     """
@@ -84,5 +96,9 @@ def measure_models(config: Config) -> tuple[int, PageSizes]:
         descriptions = dict[Role, ModelDescription]()
         for loader in loaders:
             descriptions |= loader.descriptions
-        sizes = CachePlan(config, descriptions, target.placement, target.limits).sizes
-        return sum(loader.count_bytes() for loader in loaders), sizes
+        backend, placement, limits = target.backend, target.placement, target.limits
+        sizes = CachePlan(config, descriptions, placement, limits).sizes
+        of_steps = [backend.step_bytes(model, placement, limits) for model in descriptions.values()]
+        step_bytes = None if None in of_steps else sum(filter(None, of_steps))
+        weight_bytes = sum(loader.count_bytes() for loader in loaders)
+        return MemoryNeeds(weight_bytes, sizes, step_bytes, backend, placement)

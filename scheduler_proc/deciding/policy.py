@@ -10,6 +10,7 @@ from scheduler_proc.deciding.pages.running_request import Chunk, Req
 from scheduler_proc.deciding.plan_notes import AdmissionRate, PlanNotes
 from scheduler_proc.deciding.requests import PendingReq, State
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
+from scheduler_proc.deciding.shares import Shares
 from scheduler_proc.deciding.stages import Stages
 from scheduler_proc.deciding.step_plan import Budget, DraftSource, StepPlan
 from scheduler_proc.deciding.step_size import MIN_TOKENS, NUM_LARGE_STEPS, StepSize
@@ -44,6 +45,7 @@ class Policy:
         self._no_rows = DecodeRows(cache.page_size)
         self.budget = budget
         self._yielding = Yielding(stages, budget)
+        self.shares = Shares(stages, budget, cache.num_pages)
         self.step_size = StepSize(budget.max_num_batched_tokens)
         self.notes = PlanNotes()
         """Facts about the latest plan."""
@@ -65,8 +67,9 @@ class Policy:
         The others are prefill chunks and rows in DECODE with draft tokens. All have pages.
 
         The tokens that decode rows leave in the step go to prompts in order of priority, and then to the queue in its
-        order. Pages are allocated as tokens need them. If there are none, the running request of lowest priority is
-        preempted, so the first one always continues. If a step is in flight, `MustCommitError` is raised instead.
+        order; clients take turns (`shares.py`). Pages are allocated as tokens need them. If there are none, the running
+        request of lowest priority is preempted, so the first one always continues. If a step is in flight,
+        `MustCommitError` is raised instead.
 
         While other requests have rows, rows of the lowest priority are paused, except for a few tokens now and then.
         """
@@ -89,10 +92,7 @@ class Policy:
             plan.num_left_over = max(0, plan.num_tokens_left - num_tokens)
             plan.num_tokens_left -= plan.num_left_over
         plan.pages_in_work.update((self._cache.next_page_key(chunk.req), chunk.req.uid) for chunk in plan.in_flight)
-        self._let_pass(plan)
-        for req in tuple(self._stages.prefilling):
-            self._add_chunk(req, plan)
-        self._admit(plan)
+        self._plan_prompts(plan)
         rows.enter_pages()
         if self.starved:
             rows = rows.kept([req.uid not in self.starved for req in rows.reqs])
@@ -103,20 +103,47 @@ class Policy:
             rows = self.add_drafts(rows, plan.chunks, self._draft_planner.plan(rows, plan.num_tokens_left))
         return rows, plan.chunks
 
+    def _plan_prompts(self, plan: StepPlan) -> None:
+        """Gives the tokens to prompts, and admits requests, unless the queue is closed, in turns of their clients."""
+        stages, notes = self._stages, self.notes
+        if self.is_closed or QUEUE in self.starved:
+            plan.may_admit, notes.waits_for = False, "drain" if self.is_closed and stages.waiting else None
+        for _ in self.shares.turns(plan, notes.planned_ns):
+            has_tokens = plan.turn is None or plan.num_tokens_left > 0
+            if has_tokens:
+                self._let_pass(plan)
+            for req in self._prompts(plan):
+                self._add_chunk(req, plan)
+            if plan.may_admit and (has_tokens or (self._is_full and self._may_take_row(plan))):
+                self._admit_fitting(plan)
+        if self.shares.order:
+            self._record_wait(plan)
+        self.admission_rate.record_plan(len(stages.waiting), notes.planned_ns)
+
+    def _may_take_row(self, plan: StepPlan) -> bool:
+        return plan.turn is not None and self.shares.may_take_row(plan.turn[0])
+
+    def _prompts(self, plan: StepPlan) -> list[Req]:
+        """Returns the prompts of the rows in PREFILL whose turn it is."""
+        if plan.turn is None:
+            return self._stages.prefilling[:]
+        return [req for req in self._stages.prefilling if req.pending.flow == plan.turn]
+
     def _let_pass(self, plan: StepPlan) -> None:
         """Gives half of the step to short prompts of other groups, if the first prompt would take all of it.
 
         They have at most half of the tokens that the first still lacks, so no prompt waits long for a longer one.
         """
-        first = next(iter(self._stages.prefilling), None)
+        prompts = self._prompts(plan)
+        first = next(iter(prompts), None)
         if first is None or first.pending.gives_way or plan.count_missing(first) <= plan.num_tokens_left:
             return
         num_kept, plan.passed = plan.num_tokens_left - plan.num_tokens_left // 2, first
         plan.num_tokens_left -= num_kept
-        for req in sorted(self._stages.prefilling, key=plan.count_missing):
+        for req in sorted(prompts, key=plan.count_missing):
             if plan.may_pass(req.pending, plan.count_missing(req)):
                 self._add_chunk(req, plan)
-        if not (self.is_closed or QUEUE in self.starved):
+        if plan.may_admit:
             self._admit_fitting(plan)
         plan.num_tokens_left += num_kept
         plan.passed = None
@@ -135,9 +162,10 @@ class Policy:
 
     def _next_waiting(self, num_yielding_left: int, plan: StepPlan | None = None) -> PendingReq | None:
         """Returns the first request of the queue that may get a row, if there is room for it."""
-        waiting: Iterable[PendingReq] = self._stages.waiting.line
-        if plan is not None and self._is_full:
-            rows, most = self._stages.rows_by_group, self._stages.max_rows
+        queue, turn = self._stages.waiting, None if plan is None else plan.turn
+        waiting: Iterable[PendingReq] = queue.line if turn is None else queue.lines.get(turn, ())
+        if waiting and plan is not None and self._is_full and not self._may_take_row(plan):
+            rows, most = self._stages.rows_by_group, self._stages.max_rows("" if turn is None else turn[0])
             waiting = (
                 (each for each in waiting if rows[each.group] + 1 < most and not each.gives_way) if most > 1 else ()
             )
@@ -180,7 +208,7 @@ class Policy:
         while req.state is not State.WAITING:
             if self._cache.grow(req, num_tokens):
                 return True
-            self._preempt(self._stages.last_in_priority(), req, plan)
+            self._preempt(self._stages.last_in_priority(self.shares.rows_for_pages()), req, plan)
         return False
 
     def _preempt(self, last: Req, req: Req | PendingReq, plan: StepPlan, *, ends_turn: bool = False) -> None:
@@ -244,15 +272,6 @@ class Policy:
             plan.pages_in_work[key] = req.uid
         return by_uid
 
-    def _admit(self, plan: StepPlan) -> None:
-        """Admits requests from the queue, unless it is closed, and notes what its first request waits for."""
-        stages, notes = self._stages, self.notes
-        if not (self.is_closed or QUEUE in self.starved):
-            self._admit_fitting(plan)
-        elif self.is_closed and stages.waiting:
-            notes.waits_for = "drain"
-        self.admission_rate.record_plan(len(stages.waiting), notes.planned_ns)
-
     def _admit_fitting(self, plan: StepPlan) -> None:
         """Admits requests while their whole prompt fits in the pages that the running rows do not need.
 
@@ -261,7 +280,11 @@ class Policy:
         give way gets the pages of those that do; one whose group has few rows gets a row and pages of the largest one.
         """
         stages, cache, notes = self._stages, self._cache, self.notes
-        num_promised, notes.waits_for = self._num_promised(), None
+        if plan.turn is None:
+            notes.waits_for = None
+        elif plan.turn not in stages.waiting.lines or (not self._is_full and self.shares.leaves_rows(plan.turn)):
+            return
+        num_promised = self._num_promised()
         while plan.num_tokens_left > 0 or self._is_full:
             pending = self._next_waiting(plan.num_yielding_left, plan)
             if pending is None or not plan.fits(pending):
@@ -280,6 +303,7 @@ class Policy:
                 notes.waits_for, notes.num_needed_pages = notes.waits_for or scarce, num_needed
                 notes.num_promised_pages = num_promised + stages.num_active
                 if not stages.rows_by_group[pending.group]:
+                    plan.is_blocked |= not stages.rows_by_client[pending.client]
                     return
                 plan.skipped.add(pending.group)  # its rows continue meanwhile
                 continue
@@ -288,8 +312,18 @@ class Policy:
             self.admission_rate.record(notes.planned_ns)
             self._add_chunk(req, plan)
             num_promised += cache.num_missing(req, _num_next_tokens(req))
-        if stages.waiting and notes.waits_for is None:
-            notes.waits_for = "rows" if self._is_full else "tokens" if plan.num_tokens_left <= 0 else self._find_wait()
+            if plan.turn is not None and self.shares.leaves_rows(plan.turn):
+                break
+        if plan.turn is None:
+            self._record_wait(plan)
+
+    def _record_wait(self, plan: StepPlan) -> None:
+        """Records what the first request of the queue waits for, if it is not known yet."""
+        if not self._stages.waiting:
+            self.notes.waits_for = None
+        elif self.notes.waits_for is None:
+            left = plan.num_tokens_left > 0
+            self.notes.waits_for = "rows" if self._is_full else self._find_wait() if left else "tokens"
 
     def _find_wait(self) -> WaitsFor:
         """Returns what the first request of the queue waits for although rows and tokens are left."""
@@ -324,10 +358,15 @@ class Policy:
         return True
 
     def _preempt_for_turn(self, pending: PendingReq, lacking: int, plan: StepPlan) -> bool:
-        """Preempts a row of the largest group for one of a group with few rows, if that is enough; see `Stages`."""
-        if self._stages.rows_by_group[pending.group] >= max(1, self.budget.max_num_seqs // PART_BY_TURN):
-            return False
-        rows = [req for req in self._stages.rows_beyond_turn(pending) if req.uid not in plan.planned]
+        """Preempts a row for a request of a client with little of its part, or of a group with few rows.
+
+        It is a row of the client most above its part, or of the client's largest group, if its rows are enough.
+        """
+        num_pages = len(pending.token_ids) // self._cache.page_size + 1 if lacking else 0
+        leaving = () if plan.turn is None else self.shares.rows_to_leave(pending, num_pages)
+        if not leaving and self._stages.rows_by_group[pending.group] < max(1, self.budget.max_num_seqs // PART_BY_TURN):
+            leaving = self._stages.rows_beyond_turn(pending)
+        rows = [req for req in leaving if req.uid not in plan.planned]
         if not rows or sum([len(req.pages) for req in rows]) < lacking:
             return False
         plan.num_tokens_left += rows[-1].state is State.DECODE and rows[-1] not in self._stages.paused

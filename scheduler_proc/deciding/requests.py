@@ -18,6 +18,7 @@ from scheduler_proc.deciding.tasks.kinds import find_task
 
 PriorityKey = tuple[int, int]
 Group = tuple[int, int]
+Flow = tuple[str, int]
 
 SALT_BYTES = 16
 
@@ -94,7 +95,8 @@ class PendingReq:
     `num_logprobs` is -1 without logprobs. `grammar` is `None` if there is none, and until it is compiled; until then
     the request gets no row. `logits_processors` is `None` if its logits are unchanged, `prompt_task` if only next
     tokens are computed from its prompt. `priority_key` orders all requests, those of one `group` take turns with
-    others, and the first of a group to wait, and any that had a row, `was_in_line` (`waiting_queue.py`). A request that
+    others, and the first of a group to wait, and any that had a row, `was_in_line` (`waiting_queue.py`). Requests
+    of one client and priority are a `flow`; clients get parts of steps by their `share` (`shares.py`). A request that
     `gives_way` gets few rows and few tokens of a step while there are others (`policy.py`). `packed_sampling` is its
     entry in the columns of `SamplingColumns`, set on first use.
     """
@@ -117,6 +119,9 @@ class PendingReq:
         self.grammar: FollowedGrammar | None = None
         self.prompt_task = find_task(message)
         self.group: Group = (message.group or message.uid, params.priority)
+        self.client = message.client
+        self.flow: Flow = (message.client, params.priority)
+        self.share = max(1, message.share)
         self.priority_key: PriorityKey = (0, 0)
         self.was_in_line = False
         self.gives_way = params.priority >= YIELDING_PRIORITY

@@ -35,14 +35,14 @@ class ScheduleReports:
             return []
         if is_refresh:
             self._refreshed_ns = notes.planned_ns
-            ranked = list(enumerate(waiting))
+            rows = self._all_rows()
         else:
-            ranked = [(waiting.rank(pending), pending) for pending in new]
+            rows = [self._new_row(pending) for pending in new]
         report = ScheduleReport(
             planned_ns=notes.planned_ns,
             facts=self._facts(),
             chunks=tuple([_chunk_row(chunk) for chunk in in_prefill]),
-            waiting=tuple([self._waiting_row(num_before, pending) for num_before, pending in ranked]),
+            waiting=tuple(rows),
             delayed=tuple(notes.delayed),
             preempted=tuple(notes.preempted),
             step_id=step_id,
@@ -66,9 +66,29 @@ class ScheduleReports:
             admitted_per_s=policy.admission_rate.per_s(notes.planned_ns),
         )
 
-    def _waiting_row(self, num_before: int, pending: PendingReq) -> WaitingRow:
+    def _all_rows(self) -> list[WaitingRow]:
+        """Returns all waiting requests in their order, as far as is known now."""
+        stages, order = self._stages, self._policy.shares.order
+        num_tokens = sum([len(req.token_ids) - req.num_computed_tokens for req in stages.prefilling])
+        rows: list[WaitingRow] = []
+        clients: set[str] = set()
+        for pending in stages.waiting.in_turn(order) if order else stages.waiting:
+            num_clients = len(clients) - (pending.client in clients)
+            rows.append(self._waiting_row(pending, len(rows), num_tokens, num_clients))
+            clients.add(pending.client)
+            num_tokens += len(pending.token_ids)
+        return rows
+
+    def _new_row(self, pending: PendingReq) -> WaitingRow:
+        waiting, priority = self._stages.waiting, pending.sampling_params.priority
+        others = {client for client, least in waiting.lines if client != pending.client and least <= priority}
+        return self._waiting_row(pending, waiting.rank(pending), -1, len(others))
+
+    def _waiting_row(self, pending: PendingReq, num_before: int, num_tokens: int, num_clients: int) -> WaitingRow:
         num_pages = -(-len(pending.token_ids) // self._cache.page_size)
-        return WaitingRow(pending.uid, pending.attempt, pending.queued_ns, num_before, num_pages)
+        return WaitingRow(
+            pending.uid, pending.attempt, pending.queued_ns, num_before, num_pages, num_tokens, num_clients
+        )
 
 
 def _chunk_row(chunk: Chunk) -> ChunkRow:

@@ -2,6 +2,7 @@
 
 from bisect import insort
 from collections import Counter
+from collections.abc import Collection
 from itertools import count
 
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
@@ -37,55 +38,68 @@ class Stages:
         """Rows in `decode` whose requests give way."""
         self.rows_by_group: Counter[Group] = Counter()
         """The number of running requests of each group that has any."""
+        self.rows_by_client: Counter[str] = Counter()
+        """The same for clients."""
+        self.share_of: dict[str, int] = {}
+        """The share of each client that has requests."""
+        self._num_of: Counter[str] = Counter()
+        """The number of requests of each client."""
         self.num_left = 0
         """The number of rows that have ended or been preempted so far."""
         self._cache = cache
         self._numbers = count()
 
-    def last_in_priority(self) -> Req:
-        """Returns the running request of lowest priority; a paused one first, as it does not use its pages.
+    def last_in_priority(self, rows: Collection[Req]) -> Req:
+        """Returns the request of lowest priority among `rows`; a paused one first, as it does not use its pages.
 
         One that is not the first of its group goes before another of the same priority, from the largest group first.
         """
         if self.paused:
             return self.paused[-1]
-        last = max(self.running.values(), key=_priority_key)
+        last = max(rows, key=priority_key_of_row)
         firsts: dict[Group, Req] = {}
-        for req in sorted(self.running.values(), key=_priority_key):
+        for req in sorted(self.running.values(), key=priority_key_of_row):
             firsts.setdefault(req.pending.group, req)
         least = last.pending.sampling_params.priority
         others = [
             req
-            for req in self.running.values()
+            for req in rows
             if req.pending.sampling_params.priority >= least and firsts[req.pending.group] is not req
         ]
         return max(others, key=self._turn_key, default=last)
 
-    @property
-    def max_rows(self) -> int:
-        """The number of rows of the largest group."""
-        return max(self.rows_by_group.values(), default=0)
+    def max_rows(self, client: str) -> int:
+        """Returns the number of rows of the client's largest group."""
+        if len(self.share_of) == 1:
+            return max(self.rows_by_group.values(), default=0)
+        groups = {req.pending.group for req in self.running.values() if req.pending.client == client}
+        return max([self.rows_by_group[group] for group in groups], default=0)
 
     def rows_beyond_turn(self, pending: PendingReq) -> list[Req]:
         """Returns the rows that may leave for a waiting request, whose group then still has fewer, the last one last.
 
-        They are those of the largest group, if that has at least two more rows, without a better priority.
+        They are those of the client's largest group, if that has at least two more rows, without a better priority.
         """
-        most, priority = self.max_rows, pending.sampling_params.priority
+        most, priority = self.max_rows(pending.client), pending.sampling_params.priority
         if most < self.rows_by_group[pending.group] + 2:
             return []
         rows = [
             req
             for req in self.running.values()
-            if self.rows_by_group[req.pending.group] == most and req.pending.sampling_params.priority >= priority
+            if self.rows_by_group[req.pending.group] == most
+            and req.pending.client == pending.client
+            and req.pending.sampling_params.priority >= priority
         ]
-        return sorted(rows, key=_priority_key)[1:]
+        return sorted(rows, key=priority_key_of_row)[1:]
 
     def has_large_group(self, num_tokens: int) -> bool:
-        """True if the unfinished prompts of a group have more tokens than this, or requests wait for its turn."""
-        sizes = Counter[Group]()
+        """True if the unfinished prompts of a group have more tokens than this, or requests wait for its turn.
+
+        If there are several clients, those of a client count together.
+        """
+        sizes, is_shared = Counter[Group | str](), len(self.share_of) > 1
         for pending in (*(req.pending for req in self.prefilling), *self.waiting.line):
-            sizes[pending.group] += len(pending.token_ids)
+            sizes[pending.client if is_shared else pending.group] += len(pending.token_ids)
         return self.waiting.has_any_behind or max(sizes.values(), default=0) > num_tokens
 
     def _turn_key(self, req: Req) -> tuple[int, PriorityKey]:
@@ -96,6 +110,8 @@ class Stages:
         priority = pending.sampling_params.priority
         pending.priority_key = priority_key_of(pending.stamps, priority, pending.queued_ns, next(self._numbers))
         self.requests[pending.uid] = pending
+        self.share_of[pending.client] = pending.share
+        self._num_of[pending.client] += 1
         self.num_delivered += pending.sampling_params.needs_token_delivery
         self.num_live += not pending.gives_way
         if lacks_grammar:
@@ -135,8 +151,9 @@ class Stages:
         self.waiting.remove(req.pending)
         self.running[req.uid] = req
         self.rows_by_group[req.pending.group] += 1
+        self.rows_by_client[req.pending.client] += 1
         self.num_live_rows += not req.pending.gives_way
-        insort(self.prefilling, req, key=_priority_key)
+        insort(self.prefilling, req, key=priority_key_of_row)
 
     def start_decoding(self, req: Req) -> None:
         """PREFILL → DECODE: its prompt is computed and its next token known."""
@@ -150,10 +167,10 @@ class Stages:
 
         No step may be in flight. The same holds for `resume`.
         """
-        req = max((req for req in self.decode.reqs if req.pending.gives_way), key=_priority_key)
+        req = max((req for req in self.decode.reqs if req.pending.gives_way), key=priority_key_of_row)
         self.decode.remove(req)
         self.num_yielding -= 1
-        insort(self.paused, req, key=_priority_key)
+        insort(self.paused, req, key=priority_key_of_row)
         return req
 
     def resume(self) -> Req:
@@ -187,6 +204,9 @@ class Stages:
             self._cache.close(req, is_reusable)
         self._cache.finish(pending.uid)
         pending.state = State.FINISHED
+        self._num_of[pending.client] -= 1
+        if not self._num_of[pending.client]:
+            del self._num_of[pending.client], self.share_of[pending.client], self.rows_by_client[pending.client]
 
     def check(self) -> None:
         """Asserts that every request is in the collection of its state."""
@@ -194,7 +214,7 @@ class Stages:
         self.waiting.check()
         needs_delivery = [pending.sampling_params.needs_token_delivery for pending in self.requests.values()]
         assert self.num_delivered == sum(needs_delivery), "the count of requests whose tokens must be sent is wrong"
-        assert self.prefilling == sorted(self.prefilling, key=_priority_key), "rows in PREFILL are out of order"
+        assert self.prefilling == sorted(self.prefilling, key=priority_key_of_row), "rows in PREFILL are out of order"
         assert all(req.state is State.PREFILL for req in self.prefilling), "a row in PREFILL has another state"
         in_decode = (*self.decode.reqs, *self.paused)
         assert all(req.state is State.DECODE for req in in_decode), "a row in DECODE has another state"
@@ -207,6 +227,9 @@ class Stages:
         assert self.num_live_rows == len(live_rows), "the count of live rows is wrong"
         groups = Counter(req.pending.group for req in self.running.values())
         assert self.rows_by_group == groups, "the count of rows by group is wrong"
+        clients = Counter(req.pending.client for req in self.running.values())
+        assert self.rows_by_client == clients, "the count of rows by client is wrong"
+        assert self.share_of.keys() == {pending.client for pending in self.requests.values()}, "a client is unknown"
         placed = [pending.uid for pending in self.waiting] + list(self.compiling) + list(self.running)
         assert sorted(placed) == sorted(self.requests), "a request is in no place or in two"
         rows = [req.uid for req in (*self.prefilling, *in_decode)]
@@ -217,6 +240,7 @@ class Stages:
     def _leave_row(self, req: Req) -> None:
         del self.running[req.uid]
         self.rows_by_group[req.pending.group] -= 1
+        self.rows_by_client[req.pending.client] -= 1
         if not self.rows_by_group[req.pending.group]:
             del self.rows_by_group[req.pending.group]
         self.num_live_rows -= not req.pending.gives_way
@@ -230,5 +254,5 @@ class Stages:
             self.num_yielding -= req.pending.gives_way
 
 
-def _priority_key(req: Req) -> PriorityKey:
+def priority_key_of_row(req: Req) -> PriorityKey:
     return req.pending.priority_key

@@ -10,7 +10,7 @@ from scheduler_proc.deciding.drafting.draft_state import Drafts, DraftSteps
 from scheduler_proc.deciding.in_flight import StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import PageKey
 from scheduler_proc.deciding.pages.running_request import Chunk, Req
-from scheduler_proc.deciding.requests import Group, PendingReq
+from scheduler_proc.deciding.requests import Flow, Group, PendingReq
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.tasks.pooling import chunking_of
 
@@ -45,6 +45,11 @@ class StepPlan:
         """The uids of the prompts that have a chunk in this step, or must wait for a later one."""
         self.passed: Req | None = None
         """Only prompts of other groups that are much shorter than this one are planned now."""
+        self.turn: Flow | None = None
+        """Only prompts of this flow are planned now, if clients share the step."""
+        self.is_blocked = False
+        """A client without rows cannot be admitted."""
+        self.may_admit = True
         self.skipped: set[Group] = set()
         """Groups of which no request can be admitted now."""
         self.pages_in_work: dict[PageKey, int] = {}

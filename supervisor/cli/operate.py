@@ -96,7 +96,10 @@ def make_parser(
     """Returns the parser of all commands, and the parser of each. An extra's command has options if it is `wanted`."""
     parser = argparse.ArgumentParser(prog=PROGRAM, description="Commands for a running server.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add(commands, "ps", "list the processes", list_processes)
+    ps = _add(commands, "ps", "list the processes", list_processes)
+    for name, (text, function) in (item for extra in installed_extras() for item in extra.listings.items()):
+        ps.add_argument(f"--{name}", dest="listing", action="store_const", const=function, help=text)
+    ps.set_defaults(listing=None)
     logs = _add(commands, "logs", "show the last log lines of a process", show_logs)
     logs.add_argument("process", metavar="NAME")
     logs.add_argument("-n", "--lines", type=_count, default=50, metavar="N", help="number of lines (default: 50)")
@@ -137,6 +140,8 @@ def make_parser(
 
 
 def list_processes(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
+    if options.listing is not None:
+        return load_object(options.listing)(options, server)
     result = line.give(admin.ListProcesses(), ANSWER_TIMEOUT_S)
     if not isinstance(result, admin.ProcessList):
         return show_result(options, result)

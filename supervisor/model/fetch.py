@@ -103,12 +103,24 @@ def fetch(requested: WantedModel) -> Path:
         return cached
     if _is_for_gguf(requested, file_names):
         file_name = choose_name(requested.name, file_names, requested.gguf_file)
-        return _download(requested, part_names(file_name), ()) / file_name
+        return download(requested, part_names(file_name), ()) / file_name
     patterns, ignored = [*TOKENIZER_FILES, *_weight_patterns(requested, file_names)], ROOT_FILES_ONLY
     if "modules.json" in file_names and WEIGHT_PATTERNS[requested.kind]:
         patterns += [name for name in file_names if MODULE_FILE.fullmatch(name)]
         ignored = [name for name in file_names if "/" in name and name not in patterns]
-    return _download(requested, patterns, ignored)
+    return download(requested, patterns, ignored)
+
+
+def list_weights(requested: WantedModel) -> list[str]:
+    """Returns the names of the weight files that `fetch` would download from the hub. Raises `BootError`."""
+    try:
+        file_names = _ask_hub(requested)
+    except HubUnreachableError as error:
+        raise BootError(_unreachable_text(requested, str(error))) from None
+    if _is_for_gguf(requested, file_names):
+        return part_names(choose_name(requested.name, file_names, requested.gguf_file))
+    patterns = _weight_patterns(requested, file_names)
+    return [name for name in file_names if any(fnmatch.fnmatch(name, each) for each in patterns) and "/" not in name]
 
 
 def _is_for_gguf(requested: WantedModel, file_names: Collection[str]) -> bool:
@@ -222,7 +234,8 @@ def _weight_patterns(requested: WantedModel, file_names: list[str]) -> list[str]
     raise BootError(f"{requested.name} has no weights that can be read: looked for {' and '.join(formats)}")
 
 
-def _download(requested: WantedModel, patterns: list[str], ignored: Sequence[str]) -> Path:
+def download(requested: WantedModel, patterns: list[str], ignored: Sequence[str] = ROOT_FILES_ONLY) -> Path:
+    """Returns the directory of the hub's cache with these files. Raises `BootError`."""
     try:
         directory = huggingface_hub.snapshot_download(  # pyright: ignore[reportUnknownMemberType]
             requested.name, revision=requested.revision, allow_patterns=patterns, ignore_patterns=list(ignored)

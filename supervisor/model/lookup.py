@@ -105,7 +105,7 @@ def _find(requested: Wanted, console: Console | None) -> Path:
                 f"--gguf-file chooses among the files of a directory or a repository, but {name} is a file"
             )
         found = path
-    elif _is_path_like(name):
+    elif is_path_like(name):
         raise UsageError(f"{flag}: there is no directory or file {path.absolute()}")
     else:
         found = _fetch(requested, console)
@@ -126,7 +126,7 @@ def _is_for_gguf(requested: Wanted, directory: Path) -> bool:
     return not has_others and any(directory.glob("*.gguf"))
 
 
-def _is_path_like(name: str) -> bool:
+def is_path_like(name: str) -> bool:
     """A hub name is NAME or OWNER/NAME; any other text was meant as a path."""
     return name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
 

@@ -19,6 +19,7 @@ import yaml
 
 import launch
 from deploy.ray_serve import DRAIN_S, Arguments
+from messages import VERSION
 from messages.config.http import HttpConfig
 from messages.config.processes import RunConfig
 from messages.config.server import ModelConfig
@@ -51,6 +52,18 @@ def instructions(name: str) -> list[str]:
 def health_check() -> list[str]:
     (instruction,) = instructions("HEALTHCHECK")
     return json.loads(instruction[instruction.index("CMD ") + 4 :])
+
+
+def test_tags_of_images_and_the_changelog_have_the_version():
+    pages = [file for file in DEPLOY.rglob("*") if file.is_file()] + [ROOT / "docs" / "operate" / "deployment.md"]
+    texts = {file: file.read_text() for file in pages if file.suffix != ".pyc"}
+    tags = [
+        (file.name, tag) for file, text in texts.items() for tag in re.findall(r"sluice:(?:\$\{\w+:-)?([\w.]+)", text)
+    ]
+    assert {name for name, _ in tags} >= {"Dockerfile", "compose.yaml", "rayservice.yaml", "deployment.md"}
+    assert {tag for _, tag in tags} == {VERSION}
+    (latest, *_) = re.findall(r"^## ([\d.]+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert latest == VERSION
 
 
 def test_the_images_command_is_one():

@@ -12,9 +12,13 @@ from kernels.cpu.library import unload_kernels, use_library
 from tests.kernels.c_library import TILE_FLAGS, built_library, library_with_software_tiles
 
 MODULES_WITH_TILES = {
+    "test_attention_bits": ["avx512"],
+    "test_encoder_attention": ["avx512"],
     "test_expert_linear": ["avx512"],
     "test_packed_linear": ["avx512"],
+    "test_paged_decode": ["avx512"],
     "test_paged_prefill": ["avx512"],
+    "test_quantized_kv": ["avx512"],
     "test_quantized_linear": ["avx512", "avx2"],
 }
 """The instruction sets with which tests can use tiles in software."""

@@ -24,6 +24,8 @@ class ModelsServer:
         self.requests: list[dict[str, Any]] = []
         self.streams: list[str] = []
         self.is_full = False
+        self.place: dict[str, Any] | None = None
+        """The place in the queue that a chat is shown, until it is `None`."""
         self.changed = threading.Condition()
         for name, size in (("small", 150_000_000), ("large", 4_000_000_000), ("vectors", 90_000_000)):
             modality = "embedding" if name == "vectors" else "text"
@@ -39,6 +41,11 @@ class ModelsServer:
     def set(self, name: str, value: str, **status: Any) -> None:
         with self.changed:
             self.models[name]["status"] = {"value": value, **status}
+            self.changed.notify_all()
+
+    def leave_queue(self) -> None:
+        with self.changed:
+            self.place = None
             self.changed.notify_all()
 
     def wait_until_loaded(self, name: str) -> None:
@@ -99,7 +106,21 @@ class _Exchange(http.server.BaseHTTPRequestHandler):
             choice = {"index": 0, "delta": delta, "finish_reason": "tool_calls" if _calls(body) else "stop"}
             usage = {"prompt_tokens": 5, "completion_tokens": 2}
             event = json.dumps({"choices": [choice], "usage": usage})
-            self._reply(f"data: {event}\n\ndata: [DONE]\n\n".encode(), headers=EVENTS)
+            self._stream(f"data: {event}\n\ndata: [DONE]\n\n".encode())
+
+    def _stream(self, data: bytes) -> None:
+        state = self._state
+        if state.place is None:
+            self._reply(data, headers=EVENTS)
+            return
+        self.close_connection = True
+        self.send_response(200)
+        self.send_header("content-type", EVENTS["content-type"])
+        self.end_headers()
+        self.wfile.write(f": progress {json.dumps(state.place)}\n\n".encode())
+        with state.changed:
+            assert state.changed.wait_for(lambda: state.place is None, 60.0)
+        self.wfile.write(data)
 
     def _reply(self, content: Any, status: int = 200, headers: Mapping[str, str] = NO_HEADERS) -> None:
         data = content if isinstance(content, bytes) else json.dumps(content).encode()

@@ -1,11 +1,10 @@
 """The pages of a server of models in a real browser: the menu, loads, tools by hand, and a pipeline for each model."""
 
-import importlib.util
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from tests.ring.accessibility import violations
 from tests.ring.browser import require_browser
 from tests.ring.devtools import BrowserPage
 from tests.ring.models_server import CALL, ModelsServer
@@ -54,8 +53,14 @@ def test_an_answer_waits_for_its_model_and_shows_the_progress(page: BrowserPage,
     page.wait_for(f"{LAST}.querySelector('.wait')?.textContent === 'loading weights 43 % …'")
     models.set("small", "loaded")
     page.wait_for(IDLE)
-    parts = page.run(f"[...{LAST}.children].map(part => [part.className, part.innerText.trim()])")
-    assert parts[:-1] == [["who", "small"], ["thought", "Reasoning"], ["text", "I am small."]]
+    parts = page.run(
+        f"[...{LAST}.children].map(part => [part.className, part.innerText.trim().replace(/[0-9.]+ m?s$/, 'N s')])"
+    )
+    assert [part for part in parts[:-1] if part[1]] == [
+        ["who", "small"],
+        ["thought", "Reasoned for N s"],
+        ["text", "I am small."],
+    ]
 
 
 def test_a_model_is_chosen_by_keyboard_for_one_conversation(page: BrowserPage, models: ModelsServer):
@@ -96,15 +101,32 @@ def test_a_model_is_loaded_and_unloaded_in_the_menu(page: BrowserPage, models: M
 def test_a_server_without_room_is_asked_again(page: BrowserPage, models: ModelsServer):
     models.is_full = True
     show(page, "again")
-    page.wait_for(f"{LAST}.querySelector('.error')?.textContent === 'large still loads (try again in 7 s)'")
+    page.wait_for(f"{LAST}.querySelector('.error').textContent === 'large still loads (try again in 7 s)'")
     page.problems.clear()  # the browser's own message about the 503
     models.is_full = False
-    page.run(f"[...{LAST}.querySelectorAll('button')].find(button => button.textContent === 'Try again').click()")
+    page.run(f"{LAST}.querySelector('[aria-label=\"Try again\"]').click()")
     page.wait_for(f"{IDLE} && {LAST}.innerText.includes('I am large.')")
 
 
+def test_the_place_in_the_queue_is_shown_until_the_answer_begins(page: BrowserPage, models: ModelsServer):
+    models.place = {"position": 3, "tokens_ahead": 1200, "expected_s": 4.2}
+    show(page, "in a queue")
+    page.wait_for(f"{LAST}.querySelector('.wait').textContent")
+    shown = page.run(f"{LAST}.querySelector('.wait').textContent")
+    assert shown == "place 3 in the queue, 1,200 tokens before it, about 4.2 s …"
+    models.leave_queue()
+    page.wait_for(f"{IDLE} && {LAST}.innerText.includes('I am large.')")
+    assert page.run(f"{LAST}.querySelector('.wait').textContent") == ""
+    assert models.requests[-1]["stream_options"]["include_progress"] is True
+    models.place = {"position": 1, "tokens_ahead": None, "expected_s": None}
+    show(page, "again in a queue")
+    page.wait_for(f"{LAST}.querySelector('.wait').textContent === 'place 1 in the queue …'")
+    models.leave_queue()
+    page.wait_for(IDLE)
+
+
 def test_tools_are_played_by_hand(page: BrowserPage, models: ModelsServer):
-    page.run("document.getElementById('new').click(); document.getElementById('tools').open = true")
+    page.run("document.getElementById('new').click(); document.getElementById('settings-open').click()")
     for text, wrong in (
         ("[", "not JSON"),
         ("{}", "must be a JSON array"),
@@ -127,31 +149,26 @@ def test_tools_are_played_by_hand(page: BrowserPage, models: ModelsServer):
         {"role": "assistant", "content": "", "tool_calls": [CALL]},
         {"role": "tool", "content": "3 °C", "tool_call_id": CALL["id"]},
     ]
-    kinds = page.run("[...document.querySelectorAll('#messages .who')].map(item => item.innerText)")
+    kinds = page.run("[...document.querySelectorAll('#messages .who')].map(item => item.textContent)")
     assert kinds == ["You", "large", "Result of get_weather", "large"]
     show(page, "and tomorrow?")  # for the next test, which looks at the form
     page.wait_for(f"{IDLE} && {LAST}.querySelector('.results')")
 
 
-def violations(page: BrowserPage, scheme: str, width: int) -> list[object]:
-    found = importlib.util.find_spec("axe_core_python")
-    if found is None or found.origin is None:
-        pytest.skip("needs the package axe-core-python, for the axe.min.js in it")
-    page.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500)
-    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-    page.run(f"{Path(found.origin).with_name('axe.min.js').read_text(encoding='utf-8')}\n0")
-    assert page.run("document.documentElement.scrollWidth") <= width
-    return page.run(
-        """axe.run(document, {resultTypes: ["violations"]}).then(({violations}) => violations
-        .map(({id, nodes}) => [id, nodes.map(({target, failureSummary}) => [target, failureSummary])]))"""
-    )
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1440, 390])
 def test_menu_and_tools_are_accessible_and_fit(page: BrowserPage, scheme: str, width: int):
-    page.run("document.getElementById('tools').open = true; document.getElementById('models').showPopover()")
+    page.run("document.getElementById('models').showPopover()")
     assert violations(page, scheme, width) == []
+    page.run("document.getElementById('models').hidePopover()")
+    if page.run("document.getElementById('settings').hidden"):
+        page.run("document.getElementById('settings-open').click()")
+    assert violations(page, scheme, width) == []
+    page.run("document.querySelector('#settings .close').click()")
+    if width < 500:
+        page.run("document.getElementById('menu').click()")
+        assert violations(page, scheme, width) == []
+        page.run("document.getElementById('menu').click()")
 
 
 def test_a_pipeline_is_shown_for_one_model_and_loads_it_only_when_asked(page: BrowserPage, models: ModelsServer):

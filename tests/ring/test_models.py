@@ -250,7 +250,7 @@ def test_the_pages_show_the_states_and_each_model_on_its_own(ring: ModelRing):
         page.run("document.querySelector('#model-list [value=poems]').click()")
         page.run("document.getElementById('text').value = 'hello'; document.getElementById('composer').requestSubmit()")
         page.wait_for("document.querySelector('.message-actions .dim')")
-        page.run("[...document.querySelectorAll('#messages button')].at(-1).click()")
+        page.run("document.querySelector('#messages [aria-label=\"How it was made\"]').click()")
         page.wait_for("document.querySelector('#timeline table')")
         assert page.run("document.querySelector('#messages .assistant .who').textContent") == "poems"
         assert page.problems == []

@@ -43,6 +43,11 @@ def group_of(uid: int) -> int:
     return 1_000_000 + uid // 16 if uid % 2 else 0
 
 
+def client_of(uid: int) -> str:
+    """Returns the client of a request: for 64 requests there is one, for the next 64 three take turns."""
+    return f"client {uid // 16 % 3}" if uid // 64 % 2 else ""
+
+
 class Soak:
     """Sends random requests to a bench, and disturbs some; knows what must come of each."""
 
@@ -92,7 +97,13 @@ class Soak:
         }
         rich = self.new_params() if chance.random() < self.rich_share else {}
         spans = self.new_spans(length)
-        message = msgspec.structs.replace(user_msg(uid, prompt, **params | rich), group=group_of(uid), spans=spans)
+        message = msgspec.structs.replace(
+            user_msg(uid, prompt, **params | rich),
+            group=group_of(uid),
+            spans=spans,
+            client=client_of(uid),
+            share=1 + uid % 2,
+        )
         expected = expected_output(prompt, message.sampling_params, VOCAB_SIZE, MAX_MODEL_LEN, (EOS,), spans)
         self._unfinished.append(uid)
         num_good = next((i + 1 for i, token_id in enumerate(expected[:-1]) if token_id in self._faulty), len(expected))
@@ -178,6 +189,8 @@ class Soak:
                 num_chars_sent=len(ask.known),
                 group=group_of(uid),
                 spans=ask.spans,
+                client=client_of(uid),
+                share=1 + uid % 2,
             )
         )
 

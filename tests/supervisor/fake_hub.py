@@ -17,6 +17,8 @@ class FakeHub:
         self.files = files
         self.refusal = refusal
         self.downloads: list[str] = []
+        self.ranges: list[tuple[str, int, int]] = []
+        """Names, first bytes and ends of what was read of a file."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _make_answers(self))
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -42,7 +44,7 @@ def _make_answers(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             if path in ("/api/models/owner/tiny", "/api/models/owner/tiny/revision/main"):
                 siblings = [{"rfilename": name} for name in hub.files]
                 self._answer_json({"id": "owner/tiny", "modelId": "owner/tiny", "sha": COMMIT, "siblings": siblings})
-            elif path == f"/api/models/owner/tiny/tree/{COMMIT}":
+            elif path in (f"/api/models/owner/tiny/tree/{COMMIT}", "/api/models/owner/tiny/tree/main"):
                 self._answer_json(
                     [{"type": "file", "path": n, "size": len(d), "oid": _digest(d)} for n, d in hub.files.items()]
                 )
@@ -58,9 +60,15 @@ def _make_answers(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
 
         def _answer_file(self, name: str) -> None:
             data = hub.files[name]
+            headers = {"ETag": f'"{_digest(data)}"', "X-Repo-Commit": COMMIT}
+            begin, _, end = self.headers.get("Range", "").removeprefix("bytes=").partition("-")
+            if begin and end:
+                hub.ranges.append((name, int(begin), int(end) + 1))
+                headers["Content-Range"] = f"bytes {begin}-{end}/{len(data)}"
+                return self._answer(206, data[int(begin) : int(end) + 1], headers)
             if self.command == "GET":
                 hub.downloads.append(name)
-            self._answer(200, data, {"ETag": f'"{_digest(data)}"', "X-Repo-Commit": COMMIT})
+            return self._answer(200, data, headers)
 
         def _answer_json(self, value: object) -> None:
             self._answer(200, json.dumps(value).encode(), {"Content-Type": "application/json"})

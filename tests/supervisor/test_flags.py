@@ -7,6 +7,7 @@ import pytest
 
 from extras.batches.config import BatchConfig
 from extras.faults.config import FaultsConfig
+from extras.keys.config import KeysConfig
 from extras.models.config import ModelsConfig
 from extras.remote.config import RemoteConfig
 from extras.tracing.config import TracingConfig
@@ -24,7 +25,7 @@ from supervisor.flags import (
     parse_flags,
 )
 
-MAX_FLAGS = 94
+MAX_FLAGS = 96
 
 
 def test_no_flags_give_the_defaults():
@@ -36,6 +37,7 @@ def test_no_flags_give_the_defaults():
         "run": RunConfig(),
         "batches": BatchConfig(),
         "faults": FaultsConfig(),
+        "keys": KeysConfig(),
         "models": ModelsConfig(),
         "remote": RemoteConfig(),
         "tracing": TracingConfig(),
@@ -152,7 +154,7 @@ def test_the_version_is_that_of_the_project(capsys: pytest.CaptureFixture[str]):
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"sluice {VERSION}\n"
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
-    assert project["project"]["version"] == VERSION
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "messages.VERSION"}
 
 
 def test_no_name_is_in_two_sections():

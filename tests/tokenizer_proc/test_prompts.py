@@ -369,3 +369,9 @@ def test_the_work_to_shorten_a_chat_is_bounded_by_the_context() -> None:
     reader = reader_of(encode, TURNS_TEMPLATE)
     assert shortened(*[user("abcdefg")] * 30_000, user("z"), num_tokens=10, reader=reader) == "uabcdefguz"
     assert num_chars_encoded <= 20 * MAX_MODEL_LEN * LONGEST
+
+
+def test_the_client_and_its_share_travel_with_the_prompt():
+    message = msgspec.structs.replace(prompt([1, 2]), client="team-a", share=3)
+    (user,) = reader_of().read(message, None, 0)
+    assert (user.client, user.share) == ("team-a", 3)

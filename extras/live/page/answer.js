@@ -1,34 +1,45 @@
 // One answer of the model: it is asked for, read from its stream, and taken apart into reasoning, text and tool calls.
 
 import {call, events} from "./api.js";
-import {milliseconds, rate, seconds} from "./format.js";
+import {count, milliseconds, rate, seconds} from "./format.js";
 
-/** Returns the fields of a message that the model reads. */
-const readable = ({role, content, reasoning, calls, tool_call_id}) => ({
-  role, content, tool_call_id, reasoning_content: reasoning || undefined, tool_calls: calls?.length ? calls : undefined,
-});
+const STREAM = {stream: true, stream_options: {include_usage: true, continuous_usage_stats: true, include_progress: true}};
+const MOST_TEXT_TOKENS = 256; // a model that only continues texts seldom ends one
 
-/** Asks for the answer to `messages` with other fields of the body, and calls `onChange` for each piece. Returns the message; throws `Refused`. */
-export async function ask({messages, id, signal, ...params}, onChange) {
-  const answer = {role: "assistant", content: "", reasoning: "", calls: [], id, tokens: [], usage: null, reason: ""};
-  const body = {messages: messages.map(readable), stream: true, stream_options: {include_usage: true}, logprobs: true, top_logprobs: 5, ...params};
-  const begun = performance.now();
-  const reply = await call("v1/chat/completions", {json: body, headers: {"X-Request-Id": id}, signal});
+/** Returns the fields of a message that the model reads; attached files are before its text. */
+function readable({role, content, files = [], reasoning, calls, tool_call_id}) {
+  const texts = files.map(({name, text}) => {
+    const fence = "`".repeat([...text.matchAll(/`+/g)].reduce((most, [marks]) => Math.max(most, marks.length + 1), 3));
+    return `${name}:\n${fence}\n${text}\n${fence}`;
+  });
+  return {role, content: [...texts, content].join("\n\n"), tool_call_id, reasoning_content: reasoning || undefined, tool_calls: calls?.length ? calls : undefined};
+}
+
+/**
+ * Asks for the answer to `messages` with other fields of the body, and calls `onChange` for each piece. Returns the message; throws
+ * `Refused`. `begun`: an answer that is to be continued. `isText`: the model was trained on no chats, and continues their text.
+ */
+export async function ask({messages, id, signal, begun, isText, ...params}, onChange) {
+  const answer = {role: "assistant", content: begun?.content ?? "", reasoning: begun?.reasoning ?? "", calls: [], id, tokens: [], usage: null, reason: ""};
+  const read = [...messages, ...begun ? [begun] : []].map(readable), path = isText ? "v1/completions" : "v1/chat/completions";
+  const body = isText ? {prompt: read.map(({content}) => content).join(""), max_tokens: MOST_TEXT_TOKENS, ...STREAM, ...params, tools: undefined, reasoning_effort: undefined}
+    : {messages: read, logprobs: true, top_logprobs: 5, ...begun && {continue_final_message: true}, ...STREAM, ...params};
+  const begunMs = performance.now(), report = progress => onChange(Object.assign(answer, {progress}));
+  const reply = await call(path, {json: body, headers: {"X-Request-Id": id}, signal});
   answer.loadMs = Number(reply.headers.get("X-Model-Load-Ms"));
-  for await (const event of events(reply)) {
+  for await (const event of events(reply, report)) {
     if (event.error) throw new Error(event.error.message);
-    add(answer, event.choices[0]);
-    if (event.usage) answer.usage = event.usage;
-    if (answer.tokens.length && !answer.firstMs) answer.firstMs = performance.now() - begun;
+    add(answer, event.choices[0], performance.now() - begunMs);
+    answer.usage = event.usage ?? answer.usage;
+    answer.totalMs = performance.now() - begunMs;
     onChange(answer);
   }
-  answer.totalMs = performance.now() - begun;
   return answer;
 }
 
-function add(answer, choice) {
+function add(answer, choice, ms) {
   if (!choice) return;
-  const {content, reasoning_content: reasoning, tool_calls: calls} = choice.delta;
+  const {content, reasoning_content: reasoning, tool_calls: calls} = choice.delta ?? {content: choice.text};
   answer.content += content ?? "";
   answer.reasoning += reasoning ?? "";
   for (const {index, id, function: called} of calls ?? []) {
@@ -38,13 +49,21 @@ function add(answer, choice) {
   }
   answer.tokens.push(...choice.logprobs?.content ?? []);
   answer.reason = choice.finish_reason ?? answer.reason;
+  if (answer.tokens.length || content || reasoning || calls) answer.firstMs ??= ms;
+  if (reasoning) answer.thoughtMs = ms;
+}
+
+/** The tokens a second of an answer in words, "" if they were not measured. */
+export function speedOf({usage, firstMs, totalMs}) {
+  const speed = (usage?.completion_tokens - 1) / (totalMs - firstMs) * 1000;
+  return speed > 0 && speed < Infinity ? `${rate(speed)} tokens/s` : "";
 }
 
 /** What an answer took, in words; times only if they were measured. */
-export function summarize({usage, reason, loadMs, firstMs, totalMs}) {
-  const cached = usage.cached_tokens ?? usage.prompt_tokens_details?.cached_tokens ?? 0, speed = (usage.completion_tokens - 1) / (totalMs - firstMs) * 1000;
+export function summarize(answer) {
+  const {usage, reason, loadMs, firstMs} = answer, cached = usage.cached_tokens ?? usage.prompt_tokens_details?.cached_tokens ?? 0;
   return [
-    `${usage.prompt_tokens} prompt tokens (${cached} cached)`, `${usage.completion_tokens} output tokens, ended: ${reason}`,
-    loadMs && `model loaded in ${seconds(loadMs / 1000)}`, firstMs && `first after ${milliseconds(firstMs)} ms`, speed && `${rate(speed)} tokens/s`,
+    `${count(usage.prompt_tokens)} prompt tokens (${count(cached)} cached)`, `${count(usage.completion_tokens)} output tokens, ended: ${reason}`,
+    loadMs && `model loaded in ${seconds(loadMs / 1000)}`, firstMs && `first after ${milliseconds(firstMs)} ms`, speedOf(answer),
   ].filter(Boolean).join(", ");
 }

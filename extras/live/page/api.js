@@ -41,8 +41,10 @@ export async function call(path, options = {}) {
 
 export const getJson = async (path, options) => (await call(path, options)).json();
 
-/** Yields the data of each event of a stream, as JSON. */
-export async function* events(reply) {
+const PROGRESS = ": progress ";
+
+/** Yields the data of each event of a stream, as JSON; `onProgress` gets the place in the queue of one that waits. */
+export async function* events(reply, onProgress = () => {}) {
   const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
@@ -53,6 +55,7 @@ export async function* events(reply) {
     for (const frame of frames) {
       if (frame === "data: [DONE]") return;
       if (frame.startsWith("data: ")) yield JSON.parse(frame.slice(6));
+      else if (frame.startsWith(PROGRESS)) onProgress(JSON.parse(frame.slice(PROGRESS.length)));
     }
   }
 }

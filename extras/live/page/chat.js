@@ -1,217 +1,212 @@
 // The chat: puts its parts together, and keeps what is shown equal to the conversation that is open.
 
-import {ask, summarize} from "./answer.js";
+import {ask, speedOf, summarize} from "./answer.js";
 import {call, getKey, setKey, setModel} from "./api.js";
-import {Conversations} from "./conversations.js";
+import {Composer} from "./composer.js";
+import {add, branch, Conversations, cut, newId, show} from "./conversations.js";
 import {find, make, set, write} from "./dom.js";
-import {render} from "./markdown.js";
+import {count, seconds} from "./format.js";
+import {fillIcons} from "./icons.js";
 import {Menu} from "./menu.js";
+import {Messages} from "./messages.js";
 import {canChat, describe, Models} from "./models.js";
+import {bodyOf, Settings} from "./settings.js";
+import {Sidebar} from "./sidebar.js";
 import {TokenView} from "./tokens.js";
-import {EXAMPLE, makeCalls, readTools} from "./tools.js";
+import {asJson, asMarkdown, download, fileNameOf} from "./transfer.js";
 import {loadWaterfall} from "./waterfall.js";
+import {readFacts, showWelcome} from "./welcome.js";
 
-const MIN_DRAW_MS = 60;
+const MIN_DRAW_MS = 60, MOST_KNOWN = 20;
 
+fillIcons(document);
 const conversations = new Conversations();
 const tokens = new TokenView();
-const known = new Map(); // the tokens of answers of this visit, by the id of their request
-let open = conversations.all[0] ?? conversations.create();
-let running = null; // what stops the answer that is being written
-let waiting = null; // the answer of which nothing has arrived: its model may still load
-const models = new Models(showServer, () => waiting || menu.isOpen);
+const known = new Map(); // the tokens of the latest answers of this visit, by the id of their request
+let open = conversations.create();
+let running = null; // the answer that is being written, with what stops it
+let facts = {defaults: {}}; // of the model that is chosen
+const models = new Models(showServer, () => running?.isWaiting || menu.isOpen);
 const menu = new Menu(models, name => {
   open.settings.model = name;
-  conversations.save();
+  conversations.save(open);
   showModels();
 });
+const settings = new Settings(changed => {
+  open.settings = {...changed, model: open.settings.model};
+  conversations.save(open);
+});
+const composer = new Composer((text, files) => answer(add(open, {role: "user", content: text, files: files.length ? files : undefined})), say);
+const messages = new Messages({
+  edit, explain, remove,
+  regenerate: message => answer(open.messages.find(({id}) => id === message.parent)),
+  resume: message => answer(open.messages.find(({id}) => id === message.parent), message),
+  show: message => {
+    show(open, message);
+    conversations.save(open);
+    showMessages();
+  },
+  send: results => answer(results.map(result => add(open, result)).at(-1)),
+});
+const sidebar = new Sidebar(conversations, {open: openConversation, say, remove: removeConversation, reveal: message => messages.items.get(message.id).scrollIntoView()});
 const modelOf = conversation => models.choose(conversation.settings.model, canChat);
 
-function showAll() {
-  showList();
-  showSettings();
-  showModels();
-  find("messages").replaceChildren(...open.messages.map((message, place) => makeMessage(message, place)));
-  find("messages").scrollTop = find("messages").scrollHeight;
-}
-
-function showList() {
-  find("list").replaceChildren(...conversations.all.filter(({messages}) => messages.length || messages === open.messages).map(conversation => {
-    const title = conversation.title || "New conversation";
-    const choose = make("button", {type: "button", class: "open", "aria-current": conversation === open ? "true" : null}, title);
-    const remove = make("button", {type: "button", class: "delete", "aria-label": `Delete ${title}`}, "×");
-    choose.addEventListener("click", () => openConversation(conversation));
-    remove.addEventListener("click", () => {
-      conversations.remove(conversation);
-      openConversation(conversation === open ? conversations.all[0] ?? conversations.create() : open);
-    });
-    return make("li", {"data-chosen": conversation === open}, choose, remove);
-  }));
+/** Shows a sentence below the message; `undo` is offered with it. */
+function say(text, isWrong = false, undo = null) {
+  find("note").replaceChildren(text, ...undo ? [make("button", {type: "button"}, "Undo")] : []);
+  set(find("note"), "class", isWrong ? "error" : "dim");
+  find("note").querySelector("button")?.addEventListener("click", () => {
+    undo();
+    say("");
+  });
 }
 
 function openConversation(conversation) {
-  running?.abort();
+  running?.control.abort();
   open = conversation;
-  set(find("side"), "data-open", null);
-  set(find("menu"), "aria-expanded", "false");
-  find("details").hidden = true;
-  showAll();
-  find("text").focus();
+  sidebar.toggle(false);
+  if (!find("details").hidden) openPanel(null);
+  settings.show(open.settings);
+  showModels();
+  sidebar.show(open);
+  showMessages();
+  messages.toEnd();
+  composer.field.focus();
 }
 
-/** Returns the item of a message; `place` is its index. */
-function makeMessage(message, place) {
-  const text = make("div", {class: "text"});
-  const item = make("li", {class: message.role}, make("p", {class: "who"}, message.role === "user" ? "You" : message.name ? `Result of ${message.name}` : message.model ?? "Model"));
-  const actions = make("div", {class: "message-actions"});
-  if (message.role !== "assistant") {
-    text.append(message.content);
-    addAction(actions, "Edit", () => edit(item, place));
-  } else {
-    if (message.reasoning) {
-      const isOpen = !message.content && !message.reason;
-      item.append(make("details", {class: "thought", open: isOpen ? "" : null}, make("summary", {}, "Reasoning"), make("div", {class: "text"}, message.reasoning)));
-    }
-    text.append(...render(message.content));
-    addAction(actions, "Copy", () => navigator.clipboard.writeText(message.content));
-    addAction(actions, message.error ? "Try again" : "Regenerate", () => answerFrom(place));
-    if (message.usage) addAction(actions, "How it was made", () => showDetails(message));
-    if (message.usage) actions.append(make("span", {class: "dim"}, summarize(message)));
-  }
-  const send = !running && place === open.messages.length - 1 && (results => answerFrom(open.messages.push(...results)));
-  const notes = [["wait dim", message === waiting && waitText()], ["error", message.error]].filter(([, note]) => note);
-  item.append(text, ...makeCalls(message.calls ?? [], send), ...notes.map(([kind, note]) => make("p", {class: kind}, note)), actions);
-  return item;
+function showMessages() {
+  messages.show(open, running?.answer);
+  find("welcome").hidden = open.leaf !== null;
+  find("scroll").hidden = open.leaf === null;
+  showUsed(running?.answer ?? branch(open).findLast(({usage}) => usage));
 }
 
-/** What the answer of a model that is not loaded waits for. */
-function waitText() {
-  const model = models.find(waiting.model);
-  if (!model?.status || model.status.value === "loaded") return "";
-  return `${model.status.value === "loading" ? describe(model) : "waiting for the model"} …`;
+/** Shows how much of the context the conversation takes, and how fast it grows. */
+function showUsed(answer) {
+  const {usage} = answer ?? {}, used = usage && usage.prompt_tokens + usage.completion_tokens;
+  write(find("used"), [used && `${count(used)}${facts.context ? ` of ${count(facts.context)}` : ""} tokens`, answer && speedOf(answer)].filter(Boolean).join(" · "));
+  set(find("used"), "data-full", Boolean(used > 0.9 * facts.context));
 }
 
-function addAction(place, label, act) {
-  const button = make("button", {type: "button"}, label);
-  button.addEventListener("click", act);
-  place.append(button);
+function removeConversation(conversation) {
+  conversations.remove(conversation);
+  openConversation(conversation === open ? conversations.all[0] ?? conversations.create() : open);
+  say("Conversation deleted.", false, () => {
+    conversations.all.unshift(conversation);
+    conversations.save(conversation);
+    openConversation(conversation);
+  });
 }
 
-/** Replaces a message by a form; once sent, the conversation continues from there. */
-function edit(item, place) {
-  const area = make("textarea", {rows: 4, "aria-label": "Edited message"});
-  area.value = open.messages[place].content;
-  const form = make("form", {class: "editing"}, area, make("div", {class: "actions"}, make("button", {class: "main"}, "Send")));
-  addAction(form.lastChild, "Cancel", showAll);
+/** Replaces a message by a form. A question that is sent begins another branch; an answer that is saved is another version. */
+function edit(message) {
+  const isAnswer = message.role === "assistant", area = make("textarea", {"aria-label": "Edited message"});
+  area.value = message.content;
+  const cancel = make("button", {type: "button"}, "Cancel");
+  const form = make("form", {class: "editing"}, area, make("div", {class: "actions"}, make("button", {class: "main"}, isAnswer ? "Save" : "Send"), cancel));
   form.addEventListener("submit", event => {
     event.preventDefault();
     if (!area.value.trim()) return;
-    open.messages[place].content = area.value;
-    const next = open.messages.findIndex(({role}, index) => index > place && role !== "tool");
-    answerFrom(next < 0 ? open.messages.length : next);
+    close();
+    const {id, parent, usage, request, ...kept} = message, shown = branch(open), after = shown.slice(shown.indexOf(message) + 1);
+    let last = add(open, {...kept, content: area.value}, parent);
+    while (after[0]?.role === "tool") last = add(open, {...after.shift(), id: undefined});
+    if (!isAnswer) return answer(last);
+    conversations.save(open);
+    showMessages();
   });
-  item.replaceChildren(form);
+  form.addEventListener("keydown", ({key}) => { if (key === "Escape") cancel.click(); });
+  const close = messages.replace(message, form);
+  cancel.addEventListener("click", close);
   area.focus();
 }
 
-/** Drops the messages from `place` on and asks for the answer to those before it. */
-async function answerFrom(place) {
-  running?.abort();
-  const conversation = open, control = running = new AbortController();
-  conversation.messages.length = place;
-  conversation.title ||= conversation.messages[0].content.slice(0, 60);
-  const id = `chat-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
-  const asked = [...conversation.messages], model = conversation.settings.model = modelOf(conversation)?.id;
-  const answer = {role: "assistant", content: "", reasoning: "", calls: [], id, model};
-  conversation.messages.push(answer);
-  waiting = answer;
-  showAll();
+function remove(message) {
+  const conversation = open, {messages: all, leaf} = conversation;
+  if (running) running.control.abort();
+  cut(conversation, message);
+  conversations.save(conversation);
+  showMessages();
+  say("Message deleted.", false, () => {
+    Object.assign(conversation, {messages: all, leaf});
+    conversations.save(conversation);
+    openConversation(conversation);
+  });
+}
+
+/** Asks for an answer to `question`, which gets another version if it has one; `begun` is an answer to continue. */
+async function answer(question, begun) {
+  running?.control.abort();
+  const conversation = open, request = `chat-${newId()}`, model = conversation.settings.model = modelOf(conversation)?.id;
+  const asked = branch({...conversation, leaf: question.id});
+  conversation.title ||= (asked[0].content || asked[0].files[0].name).slice(0, 60);
+  const written = begun ?? add(conversation, {role: "assistant", content: "", reasoning: "", calls: [], model}, question.id);
+  delete Object.assign(written, {request}).error;
+  const control = new AbortController(), run = running = {control, answer: written, isWaiting: true};
   setRunning(true);
-  if (waitText()) models.look();
+  sidebar.show(open);
+  showMessages();
+  messages.toEnd();
+  if (waitText(run)) models.look();
   let nextDrawMs = 0;
-  const draw = part => {
-    if (waiting === answer) waiting = null;
-    Object.assign(answer, part, {tokens: undefined});
-    known.set(id, part.tokens);
+  const draw = ({progress, tokens: seen, id, ...part}) => {
+    run.isWaiting = part.firstMs === undefined;
+    run.progress = progress;
+    Object.assign(written, part);
+    known.set(request, seen);
     const begunMs = performance.now();
     if (conversation !== open || begunMs < nextDrawMs) return;
-    redraw(answer);
-    nextDrawMs = performance.now() + Math.max(MIN_DRAW_MS, 4 * (performance.now() - begunMs)); // a long answer is redrawn less often
+    messages.update(written, waitText(run));
+    showUsed(written);
+    nextDrawMs = performance.now() + Math.max(MIN_DRAW_MS, 4 * (performance.now() - begunMs)); // most of the time is left for others
   };
   try {
-    draw(await ask({...bodyOf(conversation.settings, asked), model, id, signal: control.signal}, draw));
-    write(find("note"), "");
+    draw(await ask({...bodyOf(conversation.settings, asked), model, id: request, signal: control.signal, begun, isText: facts.isChat === false}, draw));
+    say("");
   } catch (error) {
-    if (error.name !== "AbortError") answer.error = error.message + (error.retryS ? ` (try again in ${error.retryS} s)` : "");
-    answer.reason ||= "stop";
-    write(find("note"), error.name === "AbortError" ? "stopped" : "");
-    if (error.status === 401) askForKey();
+    if (error.name !== "AbortError") written.error = error.message + (error.retryS ? ` (try again in ${error.retryS} s)` : "");
+    say(error.name === "AbortError" ? "stopped" : "");
   }
-  if (waiting === answer) waiting = null;
-  if (running === control) {
-    running = null;
-    setRunning(false);
-  }
-  conversations.save();
-  if (conversation === open) redraw(answer);
-  showList();
+  for (const id of [...known.keys()].slice(0, -MOST_KNOWN)) known.delete(id);
+  if (running === run) running = null;
+  if (conversation === open) showMessages();
+  await conversations.save(conversation);
+  if (!running) setRunning(false);
+  sidebar.show(open);
 }
 
-function redraw(answer) {
-  const place = open.messages.indexOf(answer), list = find("messages");
-  const isAtEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 80;
-  list.children[place]?.replaceWith(makeMessage(answer, place));
-  if (isAtEnd) list.scrollTop = list.scrollHeight;
+/** What an answer waits for: its model, or its turn. */
+function waitText({isWaiting, progress, answer: {model: name}}) {
+  if (!isWaiting) return "";
+  const model = models.find(name);
+  if (model?.status && model.status.value !== "loaded") return `${model.status.value === "loading" ? describe(model) : "waiting for the model"} …`;
+  if (!progress) return "";
+  const {position, tokens_ahead: tokens, expected_s: wait} = progress;
+  return [`place ${position} in the queue`, tokens && `${count(tokens)} tokens before it`, wait && `about ${seconds(wait)}`].filter(Boolean).join(", ") + " …";
 }
 
-async function showDetails(message) {
-  find("details").hidden = false;
+async function explain(message) {
+  const id = message.request ?? message.id;
+  openPanel("details");
+  write(find("details-summary"), summarize(message));
   tokens.clear();
-  for (const token of known.get(message.id) ?? []) tokens.add(token, token.top_logprobs);
+  for (const token of known.get(id) ?? []) tokens.add(token, token.top_logprobs);
   tokens.finish();
-  if (!known.has(message.id)) tokens.addText("The probabilities are not kept after a visit.");
-  find("timeline").replaceChildren(await loadWaterfall(message.id, message.model).catch(() => make("p", {class: "dim"}, "The server no longer knows this request.")));
+  if (!known.has(id)) tokens.addText("The probabilities are kept for the latest answers of a visit.");
+  find("timeline").replaceChildren(await loadWaterfall(id, message.model).catch(() => make("p", {class: "dim"}, "The server no longer knows this request.")));
 }
 
 function setRunning(isRunning) {
-  find("send").disabled = isRunning;
-  find("stop").disabled = !isRunning;
-  if (isRunning) write(find("note"), waitText() || "writing …");
+  find("send").hidden = find("send").disabled = isRunning;
+  find("stop").hidden = find("stop").disabled = !isRunning;
+  if (isRunning) say("writing …");
 }
 
-function showSettings() {
-  for (const field of find("composer").querySelectorAll("[name]")) {
-    if (field.type === "checkbox") field.checked = open.settings[field.name] !== false;
-    else field.value = open.settings[field.name] ?? "";
-  }
-  showTools();
-}
-
-/** Shows what is offered to the model, or what is wrong with it. */
-function showTools() {
-  let text = "none", isWrong = false;
-  try {
-    text = readTools(find("tools-text").value)?.map(({function: {name}}) => name).join(", ") ?? text;
-  } catch (error) {
-    [text, isWrong] = [error.message, true];
-  }
-  write(find("tools-note"), text);
-  set(find("tools-note"), "class", isWrong ? "error" : "dim");
-  set(find("tools-text"), "aria-invalid", isWrong);
-}
-
-function readSettings() {
-  for (const {name, type, value, checked} of find("composer").querySelectorAll("[name]")) {
-    open.settings[name] = type === "checkbox" ? checked : type === "number" && value ? Number(value) : value || undefined;
-  }
-  conversations.save();
-  showTools();
-}
-
-/** Returns the fields of a request, by the settings of a conversation. Throws an `Error` if its tools are wrong. */
-function bodyOf({model, system, tools, thinks, ...numbers}, messages) {
-  const first = system?.trim() ? [{role: "system", content: system}] : [];
-  return {sampling_defaults: "chat", ...numbers, messages: [...first, ...messages], tools: readTools(tools), reasoning_effort: thinks === false ? "none" : undefined};
+/** Opens one panel in place of another; `null` closes it. */
+function openPanel(id) {
+  for (const panel of document.querySelectorAll("aside")) panel.hidden = panel.id !== id;
+  set(find("settings-open"), "aria-expanded", String(id === "settings"));
+  if (id) find(id).querySelector(".close").focus();
 }
 
 function askForKey() {
@@ -225,7 +220,26 @@ function showModels() {
   menu.show(model);
   setModel(models.hasStates ? model?.id : "");
   set(find("pipeline"), "href", models.hasStates && model ? `pipeline?model=${encodeURIComponent(model.id)}` : "pipeline");
-  if (waiting && (document.querySelector(".wait")?.textContent ?? "") !== waitText()) redraw(waiting);
+  if (running?.isWaiting) messages.update(running.answer, waitText(running));
+  if (model) showFacts(model);
+}
+
+/** Reads what is known of the model, if it is another one or has been loaded since. */
+async function showFacts(model) {
+  const isLoaded = !model.status || model.status.value === "loaded", key = `${model.id} ${isLoaded}`;
+  if (facts.key === key) return;
+  facts = {defaults: {}, key};
+  const read = await readFacts(model, isLoaded);
+  if (facts.key !== key) return;
+  facts = {...read, key};
+  settings.showDefaults(facts.defaults);
+  set(composer.field, "placeholder", facts.isChat ? "Message" : "The beginning of a text");
+  showWelcome(model, facts, ({text, tools}) => {
+    if (tools) Object.assign(open.settings, {tools});
+    settings.show(open.settings);
+    answer(add(open, {role: "user", content: text}));
+  });
+  showUsed(running?.answer ?? branch(open).findLast(({usage}) => usage));
 }
 
 /** Shows the models and the state of the server, of which `failure` is known. */
@@ -238,39 +252,36 @@ async function showServer(failure) {
   if (status === 401 && find("gate").hidden) askForKey();
 }
 
-find("composer").addEventListener("submit", event => {
-  event.preventDefault();
-  const text = find("text").value.trim();
-  if (!text || running) return;
-  find("text").value = "";
-  open.messages.push({role: "user", content: text});
-  answerFrom(open.messages.length);
-});
-find("text").addEventListener("keydown", event => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-  event.preventDefault();
-  find("composer").requestSubmit();
-});
-for (const part of ["settings", "tools"]) find(part).addEventListener("change", readSettings);
-find("stop").addEventListener("click", () => running?.abort());
-find("new").addEventListener("click", () => openConversation(open.messages.length ? conversations.create() : open));
-find("details-close").addEventListener("click", () => { find("details").hidden = true; });
-find("menu").addEventListener("click", () => {
-  const isOpen = !find("side").hasAttribute("data-open");
-  set(find("side"), "data-open", isOpen);
-  set(find("menu"), "aria-expanded", String(isOpen));
-});
+const press = (id, act) => find(id).addEventListener("click", act);
+const newConversation = () => openConversation(open.messages.length ? conversations.create() : open);
+press("stop", () => running?.control.abort());
+press("new", newConversation);
+press("settings-open", () => openPanel(find("settings").hidden ? "settings" : null));
+press("export-json", () => download(`${fileNameOf(open)}.json`, asJson([open]), "application/json"));
+press("export-markdown", () => download(`${fileNameOf(open)}.md`, asMarkdown(open), "text/markdown"));
+for (const panel of document.querySelectorAll("aside")) {
+  panel.querySelector(".close").addEventListener("click", () => {
+    openPanel(null);
+    find(panel.id === "settings" ? "settings-open" : "text").focus();
+  });
+}
 find("gate-form").addEventListener("submit", event => {
   event.preventDefault();
   setKey(find("gate-key").value.trim());
   find("gate").hidden = true;
   models.look();
 });
-find("tools-text").addEventListener("input", showTools);
-find("tools-example").addEventListener("click", () => {
-  find("tools-text").value = EXAMPLE;
-  readSettings();
+document.addEventListener("keydown", event => {
+  if (event.key === "Escape" && !document.querySelector(":popover-open")) {
+    running?.control.abort();
+    sidebar.toggle(false);
+  }
+  if (event.key === "O" && event.shiftKey && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    newConversation();
+  }
 });
 
-showAll();
+await conversations.load().catch(error => console.info("Earlier conversations cannot be read.", error));
+openConversation(conversations.all[0] ?? conversations.create());
 models.look();

@@ -1,67 +1,107 @@
-// Markdown as elements, from the tokens of markdown-it. Nothing in the text becomes markup of its own.
+// Markdown as elements: markdown-it parses, DOMPurify keeps what is harmless, highlight.js and KaTeX draw code and formulas.
 
-import "./markdown-it.umd.min.js";
-import {make} from "./dom.js";
+import {highlighter, MarkdownIt, sanitizer, tex} from "./vendor/text.js";
+import {make, set} from "./dom.js";
+import {copy, iconButton} from "./icons.js";
 
-const MAX_CHARACTERS = 200000, MAX_DEPTH = 32;
-const WEB = /^https?:\/\//i;
+const MAX_CHARACTERS = 200000, MAX_DEPTH = 32, MAX_CODE = 10000, MAX_CODE_LINE = 1000, MAX_FORMULA = 5000, MAX_FORMULAS = 1000;
+const KEPT = {
+  ALLOWED_TAGS: ["a", "blockquote", "br", "code", "em", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre", "s", "span", "strong",
+    "table", "tbody", "td", "th", "thead", "tr", "ul"],
+  ALLOWED_ATTR: ["class", "href", "scope", "start"], ALLOWED_URI_REGEXP: /^https?:\/\//i, ADD_URI_SAFE_ATTR: ["scope", "start"], ALLOW_DATA_ATTR: false, ALLOW_ARIA_ATTR: false,
+  RETURN_DOM_FRAGMENT: true,
+};
+const FORMULAS = {throwOnError: true, trust: false, strict: "ignore", maxSize: 20, maxExpand: 200};
 
-const parser = globalThis.markdownit({html: false, linkify: true, maxNesting: MAX_DEPTH});
+const parser = new MarkdownIt({html: false, linkify: true, maxNesting: MAX_DEPTH, highlight}).use(tex, {delimiters: "all", render: formula});
 parser.linkify.set({fuzzyLink: false, fuzzyEmail: false});
 parser.disable("image");
+// Each formula that is not closed is searched to the end of its paragraph.
+parser.inline.ruler.before("math_inline_bracket", "formulas", ({src, pos, env}) => {
+  if (src.startsWith("\\(", pos)) env.formulas = (env.formulas ?? 0) + 1;
+  if (env.formulas === MAX_FORMULAS) throw new Error("too many formulas");
+  return false;
+});
+let katex = null;
 
-/** Returns the elements of a text, which may end in the middle of a construct. A text that is too long or nested too deeply stays as it is. */
-export function render(text) {
+/**
+ * Parses a text into blocks; it may end in the middle of a construct. One that is too long or nested too deeply stays as it is.
+ * `done` and `last` return the elements of all blocks before the last one, which are complete whatever follows, and of the last one,
+ * which begins at the line `lastLine`. `env` has the links that have been defined.
+ */
+export function parse(text, env = {}) {
   try {
-    const tokens = text.length > MAX_CHARACTERS ? [] : parser.parse(text, {});
+    env.formulas = 0;
+    const tokens = text.length > MAX_CHARACTERS ? [] : parser.parse(text, env);
     // The parser drops what is nested deeper.
-    if (tokens.length && tokens.every(({level}) => level < MAX_DEPTH - 1)) return build(tokens);
+    if (tokens.length && tokens.every(({level}) => level < MAX_DEPTH - 1)) {
+      const last = tokens.findLastIndex(({level, nesting}) => level === 0 && nesting >= 0);
+      return {lastLine: tokens[last].map[0], done: () => build(tokens.slice(0, last), env), last: () => build(tokens.slice(last), env)};
+    }
   } catch (error) {
-    console.warn("A message is shown without its format.", error);
+    console.info("A message is shown without its format.", error);
   }
-  return text ? [make("pre", {class: "plain"}, text)] : [];
+  return {lastLine: 0, done: () => [], last: () => text ? [make("pre", {class: "plain"}, text)] : []};
 }
 
-/** Returns the nodes of a list of tokens; an opening token is an element around those up to its closing one. */
-function build(tokens) {
-  const open = [make("div")];
+function build(tokens, env) {
   for (const token of tokens) {
-    const place = open.at(-1);
-    if (token.nesting < 0) open.pop();
-    else if (token.nesting) open.push(token.hidden ? place : openElement(token, place));
-    else place.append(...leaf(token));
+    if (token.type === "heading_open") env.level = Math.min(6, Number(token.tag[1]) + 2, (env.level ?? 2) + 1); // none is left out
+    if (token.type.startsWith("heading_")) token.tag = `h${env.level}`;
+    const style = token.attrs?.find(([name]) => name === "style"); // the alignment in a table; the page's policy allows no styles
+    if (style) style.splice(0, 2, "class", style[1].replace("text-align:", ""));
+    if (token.tag === "th") token.attrSet("scope", "col");
   }
-  return [...open[0].childNodes];
+  const fragment = sanitizer.sanitize(parser.renderer.render(tokens, parser.options, env), KEPT);
+  for (const link of fragment.querySelectorAll("a")) {
+    if (!link.href) link.replaceWith(...link.childNodes);
+    set(link, "target", "_blank");
+    set(link, "rel", "noopener noreferrer");
+  }
+  for (const table of fragment.querySelectorAll("table")) {
+    const scroll = make("div", {class: "scroll", tabindex: 0, role: "region", "aria-label": "Table"});
+    table.replaceWith(scroll);
+    scroll.append(table);
+  }
+  for (const code of fragment.querySelectorAll("pre > code")) frameCode(code);
+  drawFormulas(fragment.querySelectorAll(".formula"));
+  return [...fragment.childNodes];
 }
 
-/** Adds the element of an opening token to `place`; returns the one that its contents belong in. */
-function openElement({type, tag, attrs}, place) {
-  const {href, start} = Object.fromEntries(attrs ?? []);
-  if (type === "heading_open") return append(place, make(`h${Math.min(6, Number(tag[1]) + 2)}`));
-  if (type === "table_open") return append(append(place, make("div", {class: "scroll", tabindex: 0, role: "region", "aria-label": "Table"})), make("table"));
-  if (type === "link_open") return append(place, WEB.test(href) ? make("a", {href, target: "_blank", rel: "noopener noreferrer"}) : make("span"));
-  return append(place, make(tag, {start, scope: tag === "th" ? "col" : null}));
+/** Returns highlighted code as HTML, "" for code that stays as it is; some patterns of languages take quadratic time. */
+function highlight(text, language) {
+  if (text.length > MAX_CODE || !highlighter.getLanguage(language) || text.split("\n").some(({length}) => length > MAX_CODE_LINE)) return "";
+  return highlighter.highlight(text, {language, ignoreIllegals: true}).value;
 }
 
-function append(place, element) {
-  place.append(element);
-  return element;
+function frameCode(code) {
+  const language = /language-(\S+)/.exec(code.className)?.[1], pre = code.parentElement;
+  const button = iconButton("Copy", `Copy the ${language ?? "code"}`, () => copy(button, code.textContent));
+  const frame = make("figure", {class: "code"}, make("figcaption", {}, make("span", {}, language ?? "text"), button));
+  set(code, "class", "hljs");
+  set(pre, "tabindex", 0);
+  pre.replaceWith(frame);
+  frame.append(pre);
 }
 
-function leaf({type, tag, content, children, info}) {
-  if (type === "inline") return build(children);
-  if (type === "fence" || type === "code_block") return [code(content.replace(/\n$/, ""), info.trim().split(" ", 1)[0])];
-  if (type === "softbreak") return ["\n"];
-  return [tag ? make(tag, {}, ...content ? [content] : []) : content];
+/** Returns a formula as it was written; `drawFormulas` replaces it. */
+function formula(text, isBlock) {
+  const element = make("code", {class: isBlock ? "formula block" : "formula"}, text.trim());
+  return isBlock ? `<p>${element.outerHTML}</p>\n` : element.outerHTML;
 }
 
-function code(text, language) {
-  const button = make("button", {type: "button", class: "copy", "aria-label": `Copy the ${language || "code"}`}, "Copy");
-  button.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(text);
-    button.textContent = "Copied";
-    setTimeout(() => { button.textContent = "Copy"; }, 1500);
-  });
-  return make("figure", {class: "code"}, make("figcaption", {}, make("span", {}, language || "text"), button),
-    make("pre", {tabindex: 0}, make("code", {}, text)));
+async function drawFormulas(places) {
+  if (!places.length) return;
+  if (!katex) {
+    if (!document.getElementById("formulas")) document.head.append(make("link", {id: "formulas", rel: "stylesheet", href: new URL("vendor/formulas.css", import.meta.url)}));
+    katex = await import("./vendor/formulas.js");
+  }
+  for (const place of [...places].slice(0, MAX_FORMULAS)) {
+    const drawn = make("span", {class: place.className});
+    try {
+      if (place.textContent.length > MAX_FORMULA) continue;
+      katex.render(place.textContent, drawn, {...FORMULAS, displayMode: place.classList.contains("block")});
+      place.replaceWith(drawn);
+    } catch {} // what is no formula stays as it was written
+  }
 }

@@ -2,7 +2,7 @@
 
 import {find, keep, make, set, write} from "./dom.js";
 import {bytes} from "./format.js";
-import {canChat, describe, stateOf} from "./models.js";
+import {canChat, describe, nameOf, stateOf} from "./models.js";
 
 export class Menu {
   /** `choose` is called with the name that the user chooses. */
@@ -25,7 +25,7 @@ export class Menu {
   get isOpen() { return this.form.matches(":popover-open"); }
 
   show(chosen) {
-    write(find("model-name"), chosen?.id ?? "none");
+    write(find("model-name"), chosen ? nameOf(chosen.id) : "none");
     set(find("model-name"), "data-state", chosen?.status && stateOf(chosen));
     set(find("model"), "title", chosen?.status && describe(chosen));
     write(find("models-note"), this.models.refusal);

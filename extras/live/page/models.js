@@ -55,3 +55,6 @@ export function describe({status}) {
   if (status.value !== "loading") return status.failed ? "failed" : status.value;
   return [phase || "loading", fraction ? percent(fraction) : ""].join(" ").trim();
 }
+
+/** A model's name; of one that is served by its directory, the last part. */
+export const nameOf = id => id.startsWith("/") ? id.split("/").at(-1) : id;

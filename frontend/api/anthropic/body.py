@@ -12,7 +12,7 @@ from frontend.api.answers.tools import Choice, Name, NamedChoice, ToolFunction, 
 from frontend.api.answers.turns import Turns
 from frontend.api.anthropic.content import Content, ContentBlock, read_result, read_text, text_of, unreadable
 from frontend.api.anthropic.errors import THREAD
-from frontend.api.parameters.generation_body import ModelFields, check_shown, truncation_of
+from frontend.api.parameters.generation_body import ModelFields, ProgressOptions, check_shown, truncation_of
 from frontend.api.parameters.grammar import ResponseFormat, SchemaFormat
 from frontend.api.parameters.sampling import AT_LEAST_ONE_TEXT, MAX_INT32, MAX_STOPS, Int64, StopStrings
 from messages.errors import bad_request, quoted
@@ -107,6 +107,7 @@ class MessagesBody(PromptFields, frozen=True, kw_only=True):
     stop_sequences: Annotated[
         StopStrings | None, Meta(description=f"a list of up to {MAX_STOPS} strings, none empty")
     ] = None
+    stream_options: Annotated[ProgressOptions | None, Meta(description="an object with include_progress")] = None
 
 
 def make_conversation(body: PromptFields, conversations: Conversations) -> Conversation:

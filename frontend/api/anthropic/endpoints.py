@@ -12,7 +12,7 @@ from frontend.api.answers.conversation import Conversations
 from frontend.api.anthropic.body import IGNORED, REFUSED, CountBody, MessagesBody, make_conversation
 from frontend.api.anthropic.errors import ANTHROPIC_ERRORS
 from frontend.api.anthropic.reply import EVENTS, MessageAnswer, MessageEvents, MessageReply
-from frontend.api.parameters.generation_body import RequestReader, check_stream, name_rules
+from frontend.api.parameters.generation_body import RequestReader, check_stream, name_rules, shows_progress
 from frontend.http.endpoint import Endpoint, Parameter
 from frontend.http.field_names import UnknownFields
 from frontend.http.responses import JsonReply
@@ -62,7 +62,8 @@ class MessagesApi:
         )
         answer = MessageAnswer(f"msg_{secrets.token_hex(12)}", self._reader.model_name(body), blocks)
         if body.stream:
-            return EventStream(self._service, self._streams, [blocks.generation], MessageEvents(answer))
+            choices, is_shown = [blocks.generation], shows_progress(body.stream_options)
+            return EventStream(self._service, self._streams, choices, MessageEvents(answer), shows_progress=is_shown)
         return WholeReply(self._service, [blocks.generation], answer.whole)
 
     async def count_tokens(self, request: Request) -> JsonReply:

@@ -14,6 +14,7 @@ TYPES = {
     404: "not_found_error",
     408: "timeout_error",
     413: "request_too_large",
+    429: "rate_limit_error",
     503: "overloaded_error",
 }
 """By status. Others are `invalid_request_error` below 500, and `api_error` from 500 on."""

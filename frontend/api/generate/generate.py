@@ -47,7 +47,8 @@ class GenerateApi:
         )
         view = GenerateView(TokenNames(bool(body.return_tokens_as_token_ids)), warnings)
         if is_streamed:
-            return EventStream(self._service, self._streams, [generation], GenerateEvents(generation, view))
+            events = GenerateEvents(generation, view)
+            return EventStream(self._service, self._streams, [generation], events, shows_progress=True)
         return WholeReply(self._service, [generation], lambda: end_event(generation, view))
 
     def _make_request(self, body: GenerateBody) -> PromptRequest:

@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from frontend.api.answers.logprob_fields import TokenNames
 from frontend.api.openai.usage import UsageReply, usage_so_far
-from frontend.api.parameters.generation_body import ModelFields, check_stream
+from frontend.api.parameters.generation_body import ModelFields, ProgressOptions, check_stream
 from frontend.api.parameters.sampling import MAX_INT32, Switch
 from frontend.requests.beam_search import EarlyStopping
 from frontend.requests.generation import Generation
@@ -22,7 +22,7 @@ NUM_CHOICES_TEXT = "a whole number from 1 to 64"
 LengthPenalty = Annotated[float, Meta(ge=-10, le=10)]
 
 
-class StreamOptions(msgspec.Struct, frozen=True):
+class StreamOptions(ProgressOptions, frozen=True):
     """`include_usage` adds a last chunk with usage but no choices; `continuous_usage_stats` adds it to every chunk."""
 
     include_usage: Switch = None
@@ -34,7 +34,8 @@ class OpenAiFields(ModelFields, frozen=True, kw_only=True):
 
     n: Annotated[NumChoices | None, Meta(description=NUM_CHOICES_TEXT)] = None
     stream_options: Annotated[
-        StreamOptions | None, Meta(description="an object with include_usage and continuous_usage_stats")
+        StreamOptions | None,
+        Meta(description="an object with include_usage, continuous_usage_stats and include_progress"),
     ] = None
     use_beam_search: Switch = None
     num_beams: Annotated[NumChoices | None, Meta(description="a whole number, with use_beam_search that of n")] = None

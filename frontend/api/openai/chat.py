@@ -15,7 +15,7 @@ from frontend.api.openai.body import OpenAiFields, check_num_choices, check_stre
 from frontend.api.openai.chat_reply import ChatEvents, ChatView
 from frontend.api.openai.functions import CHOICE_TEXT as FUNCTION_TEXT
 from frontend.api.openai.functions import FUNCTIONS_TEXT, read_function_choice, read_functions
-from frontend.api.parameters.generation_body import RequestReader, name_rules, truncation_of
+from frontend.api.parameters.generation_body import RequestReader, name_rules, shows_progress, truncation_of
 from frontend.api.parameters.sampling import AtLeastOne, NumLogprobs, Switch
 from frontend.http.field_names import UnknownFields
 from frontend.http.responses import JsonReply
@@ -77,7 +77,8 @@ class ChatApi:
         )
         choices, view = [answer.generation for answer in answers], self._view(body, trace)
         if body.stream:
-            return EventStream(self._service, self._streams, choices, ChatEvents(view, answers))
+            events, is_shown = ChatEvents(view, answers), shows_progress(body.stream_options)
+            return EventStream(self._service, self._streams, choices, events, shows_progress=is_shown)
         return whole_reply(self._service, body, choices, len(choices), lambda: view.whole(answers))
 
     async def count(self, request: Request) -> JsonReply:

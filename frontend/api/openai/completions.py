@@ -16,7 +16,7 @@ from frontend.api.openai.body import (
     view_fields,
 )
 from frontend.api.openai.completion_reply import CompletionEvents, CompletionView
-from frontend.api.parameters.generation_body import RequestReader, name_rules, truncation_of
+from frontend.api.parameters.generation_body import RequestReader, name_rules, shows_progress, truncation_of
 from frontend.api.parameters.sampling import TOKEN_IDS_TEXT, NumLogprobs, Sampling, Switch, TokenId, TokenIds
 from frontend.http.field_names import UnknownFields
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
@@ -64,7 +64,8 @@ class CompletionApi:
         )
         view = self._view(body, trace, num_choices)
         if is_streamed:
-            return EventStream(self._service, self._streams, choices, CompletionEvents(view, choices))
+            events, is_shown = CompletionEvents(view, choices), shows_progress(body.stream_options)
+            return EventStream(self._service, self._streams, choices, events, shows_progress=is_shown)
         return whole_reply(self._service, body, choices, num_choices, lambda: view.whole(choices))
 
     def _make_request(self, body: CompletionBody, prompt: str | list[int], num_choices: int) -> PromptRequest:

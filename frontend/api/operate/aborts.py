@@ -10,6 +10,7 @@ from frontend.api.parameters.sampling import Int64
 from frontend.http.body import BodyDecoder
 from frontend.http.field_names import UnknownFields
 from frontend.http.responses import JsonReply
+from frontend.requests.trace import trace_of
 from frontend.service import Service
 from messages.errors import bad_request
 from messages.ring.peers import AbortedOpen, AbortOpen
@@ -37,6 +38,7 @@ class AbortApi:
     async def abort_request(self, request: Request) -> JsonReply:
         """Replies with the uids of the aborted requests; there are none if the request is unknown or has ended."""
         message = _make_abort((await self._decoder.receive(request)).fields)
+        message = msgspec.structs.replace(message, only_of=trace_of(request.scope).client.only_of)
         own = self._abort(message)
         others = await self._service.peers.ask_all(message, AbortedOpen)
         uids = [uid for aborted in (own, *others.by_name.values()) for uid in aborted.uids]
@@ -48,6 +50,7 @@ class AbortApi:
             entry
             for entry in self._service.registry.all_open()
             if not entry.is_part
+            and message.only_of in (None, entry.timeline.key)
             and (message.is_all or entry.uid in message.uids or entry.request_id in message.request_ids)
         ]
         for generation in found:

@@ -8,9 +8,11 @@ import msgspec
 from starlette.requests import Request
 
 from frontend.api.parameters.adapter_names import find_adapter
+from frontend.errors import no_such_model
 from frontend.http.responses import JsonReply
 from frontend.links.processes import ProcessView
 from frontend.parsing.model_format import ModelFormat, ToolCalls
+from frontend.requests.trace import trace_of
 from messages.config.server import CacheConfig, Config, HttpConfig, ModelConfig, ModelFacts, RunConfig, SchedulingConfig
 from runtime.adapter_table import read_table
 
@@ -40,8 +42,8 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
     object: Literal["list"] = "list"
     data: tuple[ModelCard, ...]
-    first_id: str
-    last_id: str
+    first_id: str | None
+    last_id: str | None
     has_more: Literal[False] = False
 
 
@@ -78,13 +80,17 @@ class InfoApi:
 
     async def models(self, request: Request) -> JsonReply:
         facts = self._config.facts
-        names = [*facts.served_names, *read_table(facts.adapter_table)]
+        names = trace_of(request.scope).client.usable((*facts.served_names, *read_table(facts.adapter_table)))
         cards = tuple(map(self._card, names))
-        return JsonReply(ModelList(data=cards, first_id=names[0], last_id=names[-1]))
+        first_id, last_id = (names[0], names[-1]) if names else (None, None)
+        return JsonReply(ModelList(data=cards, first_id=first_id, last_id=last_id))
 
     async def model(self, request: Request) -> JsonReply:
-        """Raises `RequestError` (404) for a name that is not served."""
-        return JsonReply(self._card(request.path_params["id"]))
+        """Raises `RequestError` (404) for a name that is not served, or not to this client."""
+        name = request.path_params["id"]
+        if not trace_of(request.scope).client.may_use((name,)):
+            raise no_such_model(name)
+        return JsonReply(self._card(name))
 
     def _card(self, name: str) -> ModelCard:
         facts = self._config.facts

@@ -26,6 +26,7 @@ from frontend.http.responses import JsonReply
 from frontend.http.stream import OpenStreams
 from frontend.requests.generation import Generation
 from frontend.requests.timeline import Stage, Timeline
+from frontend.requests.trace import trace_of
 from frontend.service import Service
 from messages.errors import MAX_QUOTED_CHARS, RequestError, bad_request, quoted
 from messages.ring.peers import FindRequests, FoundRequest, FoundRequests
@@ -70,6 +71,7 @@ class RequestsApi:
     async def list_requests(self, request: Request) -> JsonReply:
         """Raises `RequestError` (400) if the query is invalid."""
         query = _read_query(dict(request.query_params))
+        query = msgspec.structs.replace(query, only_of=trace_of(request.scope).client.only_of)
         found, num_missing = await self.find_everywhere(query)
         lines = [msgspec.Raw(each.shown) for each in found.requests]  # as they were encoded
         return JsonReply(
@@ -80,7 +82,8 @@ class RequestsApi:
         """Raises `RequestError` (404) if the request is neither open nor among the latest ended ones."""
         name: str = request.path_params["id"]
         uids = (int(name),) if name.isascii() and name.isdigit() and len(name) < 17 else ()
-        query = FindRequests(uids=uids, request_ids=names_of(name), limit=MAX_LIMIT, is_whole=True)
+        only_of = trace_of(request.scope).client.only_of
+        query = FindRequests(uids, names_of(name), limit=MAX_LIMIT, is_whole=True, only_of=only_of)
         found, num_missing = await self.find_everywhere(query)
         if not found.requests:
             raise _unknown(name, num_missing)
@@ -138,6 +141,8 @@ class RequestsApi:
 
 
 def _is_like(timeline: Timeline, query: FindRequests, names: frozenset[int | str], now_ns: int) -> bool:
+    if query.only_of not in (None, timeline.key):
+        return False
     if names:
         return timeline.uid in names or timeline.request_id in names
     if query.state and state_of(timeline) != query.state:

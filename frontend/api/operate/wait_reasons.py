@@ -7,13 +7,14 @@ import msgspec
 
 from frontend.http.stream import OpenStreams
 from frontend.requests.generation import Generation
+from frontend.requests.queue_place import expected_s
 from frontend.requests.timeline import WaitReport
 from frontend.service import Service
 from messages.ring.timeline import RESOURCE_TEXTS, DelayedRow, PausedRow, QueueFacts, WaitingRow
 from messages.ring.timeline import WaitsFor as QueueReason
 
 WaitsFor = Literal[
-    "process", "tokenizer", "scheduler", QueueReason, "same_page", "load", "quarantine", "client", "choices"
+    "process", "tokenizer", "scheduler", QueueReason, "share", "same_page", "load", "quarantine", "client", "choices"
 ]
 
 
@@ -117,11 +118,12 @@ def _waiting_of(report: WaitReport) -> Waiting:
         case PausedRow():
             return Waiting("priority", "its row is paused: there are requests of a higher priority", heard_s)
         case WaitingRow():
-            return _in_queue(report.row, report.facts, heard_s)
+            return _in_queue(report.row, report, heard_s)
 
 
-def _in_queue(row: WaitingRow, facts: QueueFacts, heard_s: float) -> Waiting:
+def _in_queue(row: WaitingRow, report: WaitReport, heard_s: float) -> Waiting:
     """Returns the reason of a request in the queue: that of the first request, and its own position."""
+    facts = report.facts
     match facts.waits_for:
         case "rows":
             reason = f"all {facts.max_num_seqs} rows are taken (--max-num-seqs)"
@@ -137,12 +139,15 @@ def _in_queue(row: WaitingRow, facts: QueueFacts, heard_s: float) -> Waiting:
             reason = "it gave up its row in this step"
         case resource:
             reason = RESOURCE_TEXTS[resource]
-    estimated_s = None
-    if facts.admitted_per_s:
-        estimated_s = round(max(0.0, (row.num_before + 1) / facts.admitted_per_s - heard_s), 3)
+    name: WaitsFor = facts.waits_for or "pages"
+    if row.num_clients_before and name in ("rows", "tokens", "pages"):
+        num_clients = row.num_clients_before
+        clients = "1 client is before it" if num_clients == 1 else f"{num_clients} clients are before it"
+        name, reason = "share", f"waits for its share: {clients}; {reason}"
+    estimated_s = expected_s(report, row)
     rate = "" if estimated_s is None else f"; at the measured rate about {estimated_s:.1f} s"
     return Waiting(
-        reason=facts.waits_for or "pages",
+        reason=name,
         text=f"{reason}; {_before(row.num_before)}{rate}",
         heard_s=heard_s,
         num_before=row.num_before,

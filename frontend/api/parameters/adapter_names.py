@@ -1,8 +1,7 @@
 """The LoRA adapters that clients name as their model, and the namespaces of their KV cache."""
 
-from frontend.errors import not_found
+from frontend.errors import no_such_model
 from messages.config.server import ModelFacts
-from messages.errors import cut
 from messages.ring.adapters import Adapter
 from runtime.adapter_table import read_table
 
@@ -18,7 +17,7 @@ def find_adapter(facts: ModelFacts, name: str | None) -> Adapter | None:
         return None
     adapter = read_table(facts.adapter_table).get(name)
     if adapter is None:
-        raise not_found(f"The model `{cut(name)}` does not exist", "model_not_found", "model")
+        raise no_such_model(name)
     return adapter
 
 

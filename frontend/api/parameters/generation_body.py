@@ -81,6 +81,16 @@ class ModelFields(GenerationFields, frozen=True, kw_only=True):
     """The fields of the endpoints of other servers' APIs."""
 
 
+class ProgressOptions(msgspec.Struct, frozen=True):
+    """`include_progress` adds comments with the request's place in the queue while it waits."""
+
+    include_progress: Switch = None
+
+
+def shows_progress(options: ProgressOptions | None) -> bool:
+    return options is not None and bool(options.include_progress)
+
+
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -108,7 +118,7 @@ class RequestReader(Generic[T]):
 
     async def read_warned(self, request: Request) -> DecodedBody[T]:
         """Same as `read`, with a warning for each field that is ignored."""
-        self._service.check_admission()
+        self._service.check_admission(trace_of(request.scope))
         decoded = await self._decoder.receive(request)
         fields: Any = decoded.fields
         check_model(self._service.config.facts, fields.model)

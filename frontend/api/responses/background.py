@@ -34,7 +34,8 @@ class BackgroundResponses:
             if generation.final is None:
                 self._service.abort(generation)
 
-        stored = StoredResponse(items, answer.so_far, cancel, [] if is_streamed else None)
+        frames: list[bytes] | None = [] if is_streamed else None
+        stored = StoredResponse(items, answer.so_far, cancel, frames, key=trace.client.key)
         self._store.add_running(answer.id, stored)
         task = asyncio.create_task(self._run(answer, stored, trace))
         self._tasks.add(task)

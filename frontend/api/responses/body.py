@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from frontend.api.answers.chat_messages import ChatMessage
 from frontend.api.answers.conversation import Conversation, Conversations
 from frontend.api.answers.thinking import ThinkingBudget, checked_budget, template_kwargs, turns_thinking_off
-from frontend.api.parameters.generation_body import ModelFields, check_shown, truncation_of
+from frontend.api.parameters.generation_body import ModelFields, ProgressOptions, check_shown, truncation_of
 from frontend.api.parameters.grammar import ResponseFormat, SchemaFormat
 from frontend.api.parameters.sampling import AtLeastOne, NumLogprobs, Switch
 from frontend.api.responses.items import Input
@@ -51,7 +51,7 @@ class ReasoningOptions(msgspec.Struct, frozen=True):
     summary: str | None = None
 
 
-class ResponseStreamOptions(msgspec.Struct, frozen=True):
+class ResponseStreamOptions(ProgressOptions, frozen=True):
     include_obfuscation: Switch = None
 
 

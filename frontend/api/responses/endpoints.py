@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from frontend.api.answers.conversation import Conversation, Conversations
-from frontend.api.parameters.generation_body import RequestReader, check_stream, name_rules
+from frontend.api.parameters.generation_body import RequestReader, check_stream, name_rules, shows_progress
 from frontend.api.parameters.sampling import MAX_INT32
 from frontend.api.responses.background import BackgroundResponses, FollowingStream
 from frontend.api.responses.body import IGNORED, REFUSED, ResponseBody, make_conversation
@@ -91,9 +91,15 @@ class ResponsesApi:
                 "background",
             )
         trace = _own_trace(request) if body.background else trace_of(request.scope)
-        (blocks,) = self._conversations.open(
-            conversation, trace, is_streamed=bool(body.stream), timeout_s=body.timeout_s
-        )
+        try:
+            (blocks,) = self._conversations.open(
+                conversation, trace, is_streamed=bool(body.stream), timeout_s=body.timeout_s
+            )
+        except RequestError as error:
+            if body.background:  # the response to `request` ends another trace
+                trace.status = error.info.status
+                self._service.record_response(trace)
+            raise
         choices = [blocks.generation]
         answer = ResponseAnswer(body, self._reader.model_name(body), blocks, is_stored=is_stored)
         if body.background:
@@ -102,10 +108,11 @@ class ResponsesApi:
 
         def end(response: Response) -> None:
             if is_stored:
-                self.store.add(response, items)
+                self.store.add(response, items, trace.client.key)
 
         if body.stream:
-            return EventStream(self._service, self._streams, choices, ResponseEvents(answer, end))
+            events, is_shown = ResponseEvents(answer, end), shows_progress(body.stream_options)
+            return EventStream(self._service, self._streams, choices, events, shows_progress=is_shown)
 
         def whole() -> Response:
             response = answer.ended(blocks.read_whole())
@@ -121,13 +128,13 @@ class ResponsesApi:
     async def retrieve(self, request: Request) -> ASGIApp:
         """Raises `RequestError`: 404; 400 if the response has no stream; 409 if another frontend has the stream."""
         response_id: str = request.path_params["id"]
-        query = request.query_params
+        query, only_of = request.query_params, _only_of(request)
         if query.get("stream") != "true":
-            return _shown(await self._find(response_id))
+            return _shown(await self._find(response_id, only_of))
         start = read_count(dict(query), "starting_after", -1, MAX_INT32, least=-1) + 1
-        stored = self.store.find(response_id)
+        stored = self.store.find(response_id, only_of)
         if stored is None:
-            await self._find(response_id)
+            await self._find(response_id, only_of)
             raise RequestError(ErrorInfo(409, ELSEWHERE, param="stream", code="other_frontend"))
         if stored.frames is None:
             raise bad_request(f"{response_id} has no stream: it was not created with background and stream", "stream")
@@ -140,7 +147,7 @@ class ResponsesApi:
         order = query.get("order", "desc")
         if order not in ("asc", "desc"):
             raise bad_request(f"order must be asc or desc, got {quoted(order)}", "order")
-        items = _decode_items(await self._find(request.path_params["id"]))
+        items = _decode_items(await self._find(request.path_params["id"], _only_of(request)))
         if order == "desc":
             items.reverse()
         if "after" in query:
@@ -154,7 +161,7 @@ class ResponsesApi:
 
     async def cancel(self, request: Request) -> JsonReply:
         """Raises `RequestError`: 404, or 400 if the response was not created in the background."""
-        found = await self._find(request.path_params["id"], "cancel")
+        found = await self._find(request.path_params["id"], _only_of(request), "cancel")
         if not msgspec.json.decode(found.response, type=_Background).background:
             raise bad_request("only a response that was created with background can be cancelled")
         return _shown(found)
@@ -162,33 +169,35 @@ class ResponsesApi:
     async def delete(self, request: Request) -> JsonReply:
         """Raises `RequestError` (404)."""
         response_id: str = request.path_params["id"]
-        await self._find(response_id, "delete")
+        await self._find(response_id, _only_of(request), "delete")
         return JsonReply(DeletedResponse(response_id))
 
     async def _read(self, request: Request) -> ParsedRequest:
         """Raises `RequestError`."""
         body = await self._reader.read(request)
         body = msgspec.structs.replace(body, tools=served_tools(body.tools, self._unknown))
-        provided = read_items(await self._resolved(body.input))
-        items = [*await self._items_before(body.previous_response_id), *provided]
+        only_of = _only_of(request)
+        provided = read_items(await self._resolved(body.input, only_of))
+        items = [*await self._items_before(body.previous_response_id, only_of), *provided]
         conversation = make_conversation(body, make_turns(body.instructions, items).messages, self._conversations)
         return ParsedRequest(body, items, conversation)
 
     def _follow(self, stored: StoredResponse, start: int) -> FollowingStream:
         return FollowingStream(stored, start, self._service.config.http.sse_keepalive_s)
 
-    async def _items_before(self, previous_id: str | None) -> list[Item]:
+    async def _items_before(self, previous_id: str | None, only_of: str | None) -> list[Item]:
         """Returns the items of the conversation that the response continues. Raises `RequestError`."""
         if previous_id is None:
             return []
-        found = await self._find(previous_id, code="previous_response_not_found", param="previous_response_id")
+        param = "previous_response_id"
+        found = await self._find(previous_id, only_of, code="previous_response_not_found", param=param)
         previous = msgspec.json.decode(found.response, type=_Output)
         if previous.status == "in_progress":
             text = f"previous_response_id: {previous_id} is still in progress"
             raise bad_request(text, "previous_response_id", "response_in_progress")
         return [*_decode_items(found), *previous.output]
 
-    async def _resolved(self, provided: str | list[Item]) -> str | list[Item]:
+    async def _resolved(self, provided: str | list[Item], only_of: str | None) -> str | list[Item]:
         """Returns the input with references replaced by the items of stored responses. Raises `RequestError`."""
         if isinstance(provided, str):
             return provided
@@ -196,7 +205,7 @@ class ResponsesApi:
         for response_id in dict.fromkeys(response_of(item.id or "") for item in provided if item.kind == REFERENCE):
             if response_id is not None:
                 with contextlib.suppress(RequestError):
-                    found = await self._find(response_id)
+                    found = await self._find(response_id, only_of)
                     outputs[response_id] = msgspec.json.decode(found.response, type=_Output).output
         known = {item.id: item for output in outputs.values() for item in output if item.status != "in_progress"}
         for index, item in enumerate(provided):
@@ -212,10 +221,16 @@ class ResponsesApi:
         return [known[item.id] if item.kind == REFERENCE else item for item in provided]
 
     async def _find(
-        self, response_id: str, action: Action = "show", *, code: str = "response_not_found", param: str | None = None
+        self,
+        response_id: str,
+        only_of: str | None,
+        action: Action = "show",
+        *,
+        code: str = "response_not_found",
+        param: str | None = None,
     ) -> UsedResponse:
         """Returns the response from whichever frontend stores it. Raises `RequestError` (404)."""
-        question = UseResponse(response_id, action)
+        question = UseResponse(response_id, action, only_of)
         own = self._use(question)
         if own.response:
             return own
@@ -229,7 +244,7 @@ class ResponsesApi:
 
     def _use(self, question: UseResponse) -> UsedResponse:
         """Carries out `question` on this frontend's store."""
-        stored = self.store.find(question.response_id)
+        stored = self.store.find(question.response_id, question.only_of)
         if stored is None:
             return UsedResponse()
         if question.action != "show":
@@ -248,12 +263,17 @@ class _Output(msgspec.Struct):
     output: list[Item]
 
 
+def _only_of(request: Request) -> str | None:
+    return trace_of(request.scope).client.only_of
+
+
 def _own_trace(request: Request) -> RequestTrace:
     """Returns the trace of a response that continues after the reply to `request`."""
     trace = RequestTrace(request.scope)
     replied = trace_of(request.scope)
-    trace.request_id, trace.status = replied.request_id, 200
+    trace.request_id, trace.status, trace.client = replied.request_id, 200, replied.client
     trace.body, replied.body = replied.body, trace.body
+    trace.limit_headers = replied.limit_headers
     return trace
 
 

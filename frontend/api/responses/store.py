@@ -16,7 +16,7 @@ _encoder = msgspec.json.Encoder()
 class StoredResponse:
     """One response with the items that it answers. While it runs, `running` returns its state and `cancel` ends it.
 
-    `frames`: its stream so far, `None` if it cannot be streamed again.
+    `frames`: its stream so far, `None` if it cannot be streamed again. `key`: the name of the key that it belongs to.
     """
 
     def __init__(
@@ -25,7 +25,10 @@ class StoredResponse:
         running: Callable[[], Response] | None = None,
         cancel: Callable[[], None] | None = None,
         frames: list[bytes] | None = None,
+        *,
+        key: str = "",
     ):
+        self.key = key
         self._input_items = _encoder.encode(items)
         self._response = b""
         self._running = running
@@ -102,9 +105,9 @@ class ResponseStore:
         if self._running.pop(response.id, None) is not None:
             self._keep(response.id, stored)
 
-    def add(self, response: Response, items: list[Item]) -> None:
+    def add(self, response: Response, items: list[Item], key: str = "") -> None:
         """Stores a response that has ended."""
-        stored = StoredResponse(items)
+        stored = StoredResponse(items, key=key)
         stored.end(response)
         self._keep(response.id, stored)
 
@@ -116,10 +119,14 @@ class ResponseStore:
         while len(self._ended) > self._max_responses or self._num_bytes > self._max_bytes:
             self._num_bytes -= self._ended.popitem(last=False)[1].num_bytes
 
-    def find(self, response_id: str) -> StoredResponse | None:
+    def find(self, response_id: str, only_of: str | None = None) -> StoredResponse | None:
+        """Returns the response; with `only_of`, only if it belongs to that key."""
+        found = self._running.get(response_id) or self._ended.get(response_id)
+        if found is None or only_of not in (None, found.key):
+            return None
         if response_id in self._ended:
             self._ended.move_to_end(response_id)
-        return self._running.get(response_id) or self._ended.get(response_id)
+        return found
 
     def remove(self, response_id: str) -> None:
         self._running.pop(response_id, None)

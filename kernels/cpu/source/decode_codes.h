@@ -1,64 +1,48 @@
-/* Decode attention of a few int8 keys, for processors that sum products of int16 pairs.
+/* Decode attention of a few int8 keys, for processors that sum products of int16 pairs. */
 
-   Queries and weights become whole numbers of up to 32767, so that sums are exact: 127 * 32767 * 512 is less than 2^31. */
-
-/* 16 numbers as int16, in units of 1 / inverse. */
-INLINE __m256i KV(to_int16)(__m512 x, float inverse) {
-  return _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(x, _mm512_set1_ps(inverse))));
+/* The query as int16. Returns the factor of its products with codes. */
+INLINE float KV(prepare_query)(const uint16_t *query, const int head_dim, float scale, void *out) {
+  return scale * query_to_int16(query, head_dim, out);
 }
 
-/* The unit is not finite if a number is not: as bits, NaN is larger than any number. */
-INLINE float KV(unit_for)(__m512i largest_bits) {
-  return float_of((uint32_t)_mm512_reduce_max_epu32(largest_bits)) / 32767.0f;
-}
-
-INLINE float KV(inverse_of)(float unit) { return unit > 1e-37f ? 1.0f / unit : 0.0f; }
-
-INLINE void KV(take_queries)(const uint16_t *query, int64_t num_queries, const int head_dim, float scale,
-                             KV(decode_queries) *queries) {
-  for (int64_t q = 0; q < num_queries; q++, query += head_dim) {
-    __m512i largest = _mm512_setzero_si512();
-    for (int i = 0; i < head_dim; i += 16) {
-      const __m512 x = _mm512_abs_ps(load_vector(query + i, lanes_of(head_dim - i)));
-      largest = _mm512_max_epu32(largest, _mm512_castps_si512(x));
-    }
-    const float unit = KV(unit_for)(largest), inverse = KV(inverse_of)(unit);
-    for (int i = 0; i < SUMS_SIZE(head_dim); i += 16) {
-      const __m512 x = load_vector(query + i, lanes_of(head_dim - i));
-      _mm256_storeu_si256((__m256i *)(queries->rows + q * SUMS_SIZE(head_dim) + i), KV(to_int16)(x, inverse));
-    }
-    queries->scales[q] = unit * scale;
-  }
-}
-
-INLINE __m512 KV(dot_lanes)(const int16_t *query, const int8_t *key, const int head_dim) {
+INLINE __m512i KV(dot_lanes)(const int16_t *query, const int8_t *key, const int head_dim) {
   __m512i sum = _mm512_setzero_si512();
   for (int i = 0; i < head_dim; i += 32) {
     const __m256i codes = _mm256_maskz_loadu_epi8(lanes_from(i, head_dim), key + i);
     sum = _mm512_dpwssd_epi32(sum, _mm512_loadu_si512(query + i), _mm512_cvtepi8_epi16(codes));
   }
-  return _mm512_cvtepi32_ps(sum);
+  return sum;
 }
 
 /* Scores of some keys, without their scales, with the queries of their head; the queries' scores are BLOCK apart. */
-INLINE void KV(score_keys)(const KV(decode_queries) *queries, int64_t first, int64_t num_queries, const int8_t *keys,
-                           const int64_t *offsets, int num_keys, const int head_dim, float *scores) {
+INLINE void KV(score_keys)(const decode_queries *queries, int64_t first, int64_t num_queries, const int8_t *keys,
+                           const int64_t *offsets, int num_keys, const int head_dim, KV(cursor) *ahead, float *scores) {
+  KV(ask_lines)(ahead, NEAR_KEYS * head_dim / LINE_BYTES);
   for (int64_t q = first; q < first + num_queries; q++, scores += BLOCK) {
-    const int16_t *query = queries->rows + q * SUMS_SIZE(head_dim);
-    __m512 lanes[NEAR_KEYS];
+    const int16_t *query = (const int16_t *)queries->rows + q * PADDED_DIM(head_dim);
+    __m512i lanes[NEAR_KEYS];
     for (int k = 0; k < NEAR_KEYS; k++) lanes[k] = KV(dot_lanes)(query, keys + offsets[k < num_keys ? k : 0], head_dim);
-    const __m128 sums = sum_lanes(lanes[0], lanes[1], lanes[2], lanes[3]);
+    const __m128 sums = _mm_cvtepi32_ps(sum_integers(lanes[0], lanes[1], lanes[2], lanes[3]));
     _mm_storeu_ps(scores, _mm_mul_ps(sums, _mm_set1_ps(queries->scales[q])));
   }
 }
+
+/* The scores have the scale. */
+INLINE float KV(rate)(float scale) {
+  (void)scale;
+  return 1.0f;
+}
+
+INLINE softmax KV(weigh)(float *scores, int begin, int end, float rate) { return weigh_pairs(scores, begin, end, rate); }
 
 /* Turns a block's weights into int16, in place: each float's place holds those of two keys. Returns their unit. */
 INLINE float KV(round_weights)(float *weights) {
   __m512i largest = _mm512_setzero_si512();
   for (int j = 0; j < BLOCK; j += 16) largest = _mm512_max_epu32(largest, _mm512_castps_si512(_mm512_loadu_ps(weights + j)));
-  const float unit = KV(unit_for)(largest), inverse = KV(inverse_of)(unit);
+  const float unit = unit_for(largest);
+  const __m512 inverse = inverse_of(_mm512_set1_ps(unit));
   for (int j = 0; j < BLOCK; j += 16) {
-    const __m256i pairs = KV(to_int16)(_mm512_loadu_ps(weights + j), inverse);
+    const __m256i pairs = to_int16(_mm512_loadu_ps(weights + j), inverse);
     _mm256_storeu_si256((__m256i *)(weights + j / 2), pairs);
   }
   return unit;
@@ -67,7 +51,8 @@ INLINE float KV(round_weights)(float *weights) {
 /* Adds keys [j, j + num_keys) of a block, in integers. 32 elements of two consecutive keys become two vectors of sums, of the
    first and the second eight of each 16 elements; put_in_order restores their order. */
 INLINE void KV(add_values)(const float *weights, int j, int64_t num_queries, const int8_t *values, const int64_t *offsets,
-                           int num_keys, const int head_dim, float *sums) {
+                           int num_keys, const int head_dim, KV(cursor) *ahead, float *sums) {
+  KV(ask_lines)(ahead, NEAR_KEYS * head_dim / LINE_BYTES);
   for (int first = 0; first < head_dim; first += 32) {
     const __mmask32 lanes = lanes_from(first, head_dim);
     __m512i low[NEAR_KEYS / 2], high[NEAR_KEYS / 2];
@@ -79,7 +64,7 @@ INLINE void KV(add_values)(const float *weights, int j, int64_t num_queries, con
       high[k / 2] = _mm512_cvtepi8_epi16(_mm256_unpackhi_epi8(even, odd));
     }
     for (int64_t q = 0; q < num_queries; q++) {
-      float *mine = sums + q * SUMS_SIZE(head_dim) + first;
+      float *mine = sums + q * PADDED_DIM(head_dim) + first;
       __m512i low_sums = _mm512_loadu_si512(mine), high_sums = _mm512_loadu_si512(mine + 16);
       for (int k = 0; k < NEAR_KEYS; k += 2) {
         const __m512i pair = _mm512_castps_si512(_mm512_set1_ps(weights[q * BLOCK + (j + k) / 2]));

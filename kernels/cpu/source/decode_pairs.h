@@ -1,43 +1,41 @@
 /* Decode attention of a few keys, for processors that multiply pairs of bfloat16. */
 
-INLINE __m512 KV(dot_lanes)(const uint16_t *query, const uint16_t *key, const int head_dim) {
-  __m512 sum = _mm512_setzero_ps();
-  int i = 0;
-  for (; i + 32 <= head_dim; i += 32)
-    sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_loadu_si512(query + i), (__m512bh)_mm512_loadu_si512(key + i));
-  if (i < head_dim) {
-    const __mmask32 rest = lanes_from(i, head_dim);
-    sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_maskz_loadu_epi16(rest, query + i),
-                           (__m512bh)_mm512_maskz_loadu_epi16(rest, key + i));
-  }
-  return sum;
+#include "pairs.h"
+
+/* Pairs of the query's elements, spread for score_turned. */
+INLINE float KV(prepare_query)(const uint16_t *query, const int head_dim, float scale, void *out) {
+  for (int i = 0; i < head_dim; i += 32)
+    spread_fours((quads)_mm512_maskz_loadu_epi16(lanes_from(i, head_dim), query + i), (quads *)out + i / 32 * 4);
+  return scale;
 }
 
-/* Scores of some keys with the queries of their head; the queries' scores are BLOCK apart. */
-INLINE void KV(score_keys)(const KV(decode_queries) *queries, int64_t first, int64_t num_queries, const uint16_t *keys,
-                           const int64_t *offsets, int num_keys, const int head_dim, float *scores) {
-  const uint16_t *query = queries->rows + first * head_dim;
-  for (int64_t q = 0; q < num_queries; q++, query += head_dim, scores += BLOCK) {
-    __m512 lanes[NEAR_KEYS];
-    for (int k = 0; k < NEAR_KEYS; k++) lanes[k] = KV(dot_lanes)(query, keys + offsets[k < num_keys ? k : 0], head_dim);
-    const __m128 sums = sum_lanes(lanes[0], lanes[1], lanes[2], lanes[3]);
-    _mm_storeu_ps(scores, _mm_mul_ps(sums, _mm_set1_ps(queries->scale)));
+/* K of four keys from element `i` on, as score_queries takes it; keys beyond `num_keys` repeat the first. */
+INLINE void KV(turn_keys)(const uint16_t *keys, const int64_t *offsets, int num_keys, int i, const int head_dim, quads *turned) {
+  for (int k = 0; k < NEAR_KEYS; k++) {
+    const uint16_t *mine = keys + offsets[k < num_keys ? k : 0] + i;
+    turned[k] = (quads)(i + 32 <= head_dim ? _mm512_loadu_si512(mine) : _mm512_maskz_loadu_epi16(lanes_from(i, head_dim), mine));
   }
+  turn_fours(turned);
 }
 
-/* Rounds a block's weights as prefill does, in place: each float's place holds those of two keys. */
+INLINE quads KV(add_products)(quads sum, quads query, quads near) {
+  return (quads)_mm512_dpbf16_ps((__m512)sum, (__m512bh)query, (__m512bh)near);
+}
+
+INLINE float KV(rate)(float scale) { return scale; }
+
+INLINE softmax KV(weigh)(float *scores, int begin, int end, float rate) { return weigh_pairs(scores, begin, end, rate); }
+
+/* Rounds a block's weights as prefill does. */
 INLINE float KV(round_weights)(float *weights) {
-  for (int j = 0; j < BLOCK; j += 32) {
-    const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(weights + j + 16), _mm512_loadu_ps(weights + j));
-    _mm512_storeu_ps(weights + j / 2, _mm512_castsi512_ps((__m512i)both));
-  }
+  round_to_pairs(weights);
   return 1.0f;
 }
 
 /* Adds keys [j, j + num_keys) of a block. 32 elements of two consecutive keys become two vectors of sums, of the first and
    the second four of each eight elements; put_in_order restores their order. */
 INLINE void KV(add_values)(const float *weights, int j, int64_t num_queries, const uint16_t *values,
-                           const int64_t *offsets, int num_keys, const int head_dim, float *sums) {
+                           const int64_t *offsets, int num_keys, const int head_dim, KV(cursor) *ahead, float *sums) {
   for (int first = 0; first < head_dim; first += 32) {
     const __mmask32 lanes = lanes_from(first, head_dim);
     __m512i low[NEAR_KEYS / 2], high[NEAR_KEYS / 2];
@@ -48,8 +46,9 @@ INLINE void KV(add_values)(const float *weights, int j, int64_t num_queries, con
       low[k / 2] = _mm512_unpacklo_epi16(even, odd);
       high[k / 2] = _mm512_unpackhi_epi16(even, odd);
     }
+    KV(ask_lines)(ahead, NEAR_LINES);
     for (int64_t q = 0; q < num_queries; q++) {
-      float *mine = sums + q * SUMS_SIZE(head_dim) + first;
+      float *mine = sums + q * PADDED_DIM(head_dim) + first;
       __m512 low_sums = _mm512_loadu_ps(mine), high_sums = _mm512_loadu_ps(mine + 16);
       for (int k = 0; k < NEAR_KEYS; k += 2) {
         const __m512bh pair = (__m512bh)_mm512_castps_si512(_mm512_set1_ps(weights[q * BLOCK + (j + k) / 2]));

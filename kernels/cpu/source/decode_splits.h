@@ -1,5 +1,5 @@
 /* How a decode step's keys are cut into splits, and which rows have the same keys in a split. Splits end at multiples of
-   BLOCK keys and at the row's last key; a row's first split begins where its window does. */
+   BLOCK keys and at the row's last key; in a row's first split only the keys from its window on are seen. */
 #ifndef SLUICE_DECODE_SPLITS
 #define SLUICE_DECODE_SPLITS
 
@@ -7,7 +7,7 @@
 enum { MAX_SHARING = 16, NO_SPLIT = -1 };
 
 typedef struct {
-  int32_t row, start;  /* its first key */
+  int32_t row, start;  /* its first key that is seen */
   int32_t next;        /* the next split of its group, or NO_SPLIT */
   int32_t num_sharing; /* of a group's first split: the size of the group */
 } decode_split;

@@ -20,10 +20,11 @@ static void NAME(add_biases)(const float *biases, int64_t reach, float scale, in
    query's `positions` is the last key that it sees, and it sees 2 * window - 1. */
 INLINE void NAME(encode_block)(const NAME(paged_decode_arguments) *of, float scale, const float *biases, int group, int num_queries,
                                int64_t position, int64_t first, int num_keys, int padded_dim, NAME(prefill_scratch) *s) {
-  const int vectors = (num_queries + 15) / 16, end = (num_keys + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+  const int vectors = (num_queries + 15) / 16, end = (num_keys + ENDS_STEP - 1) / ENDS_STEP * ENDS_STEP;
   const uint32_t seen = (uint32_t)(2 * of->window - 1);
   NAME(tile_product)
-  (s->keys, padded_dim, STEP, s->query + column_of(group, padded_dim / STEP), s->scores, end, padded_dim / STEP, vectors, 0);
+  (s->keys, padded_dim, STEP, s->query + column_of(group, padded_dim / STEP), s->scores, end, padded_dim / STEP, vectors, SCORES,
+   0);
   if (biases)
     NAME(add_biases)
     (biases, of->bias_reach, (float)of->scale, position + group, first, num_queries, num_keys, s->scores);
@@ -33,12 +34,11 @@ INLINE void NAME(encode_block)(const NAME(paged_decode_arguments) *of, float sca
     const int mine = group + 16 * v;
     const int64_t most = s->positions[mine + 15] - first, least = s->positions[mine] - first - (num_keys - 1);
     const int sees_all = of->window == INT32_MAX || (most < seen && least >= 0);
-    if (sees_all) NAME(soften)(scale, mine, end, first, seen, padded_dim, 0, s);
-    else NAME(soften)(scale, mine, end, first, seen, padded_dim, 1, s);
+    if (sees_all) NAME(soften)(scale, mine, end, first, seen, 0, 0, s);
+    else NAME(soften)(scale, mine, end, first, seen, 1, 0, s);
   }
-  NAME(tile_product)
-  (s->values, VALUES_ROW(padded_dim), VALUES_STEP(padded_dim), s->weights, s->sums + column_of(group, padded_dim), padded_dim,
-   end / STEP, vectors, 1);
+  const int ends[] = {0, end, end, end, end};
+  NAME(add_block)(group, vectors, ends, padded_dim, VALUES, s);
 }
 
 static void NAME(encoder_attention_item)(const void *data, int64_t item) {
@@ -58,11 +58,11 @@ static void NAME(encoder_attention_item)(const void *data, int64_t item) {
   for (int q = 0; q < MAX_QUERIES; q++) {
     /* The padding of the last vector has the position of the last query. */
     s->positions[q] = (int32_t)(start + (q < num_queries ? q / queries : num_tokens - 1) + shift);
-    s->highest[q] = LOWEST;
+    s->level[q] = LOWEST;
     s->total[q] = 0.0f;
   }
   NAME(pack_queries)(query, of->query_stride, (int)queries, num_queries, (int)head_dim, s);
-#if STEP == 2 && defined(__AMX_BF16__)
+#if ON_TILES
   tile_settings before;
   use_tiles(&before);
 #endif
@@ -80,7 +80,7 @@ static void NAME(encoder_attention_item)(const void *data, int64_t item) {
       (of, scale, biases, group, left < QUERY_STRIDE ? left : QUERY_STRIDE, start, first, num_keys, padded_dim, s);
     }
   }
-#if STEP == 2 && defined(__AMX_BF16__)
+#if ON_TILES
   leave_tiles(&before);
 #endif
   element *out = (element *)of->out + (token * num_heads + head) * queries * head_dim;
@@ -93,9 +93,10 @@ PUBLIC int NAME(encoder_attention)(const NAME(paged_decode_arguments) *of) {
 }
 
 #undef STEP
+#undef ON_TILES
 #undef packed
 #undef packed_step
 #undef TILE_ROWS
-#undef LEVEL_UNIT
+#undef ENDS_STEP
 #undef VALUES_ROW
 #undef VALUES_STEP

@@ -5,14 +5,11 @@
 
 #ifndef SLUICE_PADDED
 #define SLUICE_PADDED
-#define PADDED_DIM(head_dim) (((head_dim) + 31) / 32 * 32)
 #define NUM_GROUPS(num_queries) (((num_queries) + QUERY_STRIDE - 1) / QUERY_STRIDE)
 #define KEY_LINES(bytes) (((int64_t)(bytes) + LINE_BYTES - 1) / LINE_BYTES)
 
 /* What the cache holds. With FLOAT16 the elements are float32. */
 typedef enum { ELEMENTS, CODES, FLOAT16 } cached_form;
-
-#define LOWEST (-1e30f) /* the level before any key; a difference of infinities would not be a number */
 
 /* The row of a tile. first_tile: [num_rows + 1]. */
 INLINE int64_t find_row(const int64_t *first_tile, int64_t num_rows, int64_t tile) {
@@ -40,16 +37,19 @@ typedef struct {
    `sums` are [groups, head dimension, QUERY_STRIDE]; scores and weights are those of one group. */
 typedef struct {
   packed keys[BLOCK * MAX_HEAD_DIM], values[BLOCK * MAX_HEAD_DIM];
-  packed_step query[MAX_HEAD_DIM / STEP * MAX_QUERIES];
+  packed_step query[(1 + ON_TILES) * MAX_HEAD_DIM / STEP * MAX_QUERIES];
 #if STEP == 1
   union {
     float scores[BLOCK * QUERY_STRIDE], weights[BLOCK * QUERY_STRIDE]; /* a weight takes its score's place */
   };
 #else
-  packed_step weights[BLOCK / STEP * QUERY_STRIDE];
+  packed_step weights[(1 + ON_TILES) * BLOCK / STEP * QUERY_STRIDE];
   float scores[BLOCK * QUERY_STRIDE];
 #endif
-  float sums[MAX_HEAD_DIM * MAX_QUERIES], highest[MAX_QUERIES], total[MAX_QUERIES];
+  float sums[MAX_HEAD_DIM * MAX_QUERIES], level[MAX_QUERIES], total[MAX_QUERIES];
+  float query_scales[MAX_QUERIES];                                  /* of codes */
+  float keep[QUERY_STRIDE], add[QUERY_STRIDE], units[QUERY_STRIDE]; /* of one group and block */
+  float key_scales[BLOCK], value_scales[BLOCK];
   int32_t positions[MAX_QUERIES];
   int64_t offsets[BLOCK];
   int first_line, end_line; /* the lines that a group prefetches, see ask_ahead */
@@ -74,46 +74,64 @@ INLINE void NAME(ask_ahead)(const NAME(paged_decode_arguments) *cache, int key, 
   }
 }
 
-/* Caps the scores of 16 queries; `scale` is what soften multiplies them by. */
-INLINE void NAME(cap_block)(const NAME(paged_decode_arguments) *cache, float scale, int query, int num_keys, NAME(prefill_scratch) *s) {
-  const float cap = (float)cache->softcap * LOG2_E / scale;
+/* Caps the scores of 16 queries; `rate` is what soften multiplies them by. */
+INLINE void NAME(cap_block)(const NAME(paged_decode_arguments) *cache, float rate, int query, int num_keys, NAME(prefill_scratch) *s) {
+  const float cap = (float)cache->softcap * LOG2_E / rate;
   for (int j = 0; j < num_keys; j++) cap_scores(s->scores + j * QUERY_STRIDE + query % QUERY_STRIDE, 16, cap);
+}
+
+/* Adds V of a block's keys to the sums of a group's queries, of which vector v sees keys up to ends[v + 1]. */
+INLINE void NAME(add_block)(int group, int vectors, const int *ends, int padded_dim, const product_kind kind,
+                            NAME(prefill_scratch) *s) {
+  float *sums = s->sums + column_of(group, padded_dim);
+  const int together = ends[1] == ends[vectors] ? vectors : 1;
+  for (int v = 0; v < vectors; v += together) {
+    const block_factors factors = {s->keep + 16 * v, s->add + 16 * v, s->units + 16 * v};
+    if (ends[v + 1])
+      NAME(tile_product)
+      (s->values, VALUES_ROW, VALUES_STEP(padded_dim), s->weights + 16 * v, sums + 16 * v, padded_dim, ends[v + 1] / STEP,
+       together, kind, &factors);
+  }
 }
 
 /* Attends with a group's `num_queries` queries to the block of keys from the row's `first` on. Each vector of queries takes
    the keys that its last query sees, more from vector to vector if the block holds later tokens. */
 INLINE void NAME(attend_block)(const NAME(paged_decode_arguments) *cache, float scale, int group, int num_queries, int64_t first,
-                               int padded_dim, NAME(prefill_scratch) *s) {
+                               int padded_dim, const cached_form form, NAME(prefill_scratch) *s) {
   enum { MOST_VECTORS = QUERY_STRIDE / 16 };
-  const int vectors = (num_queries + 15) / 16;
+  const int vectors = (num_queries + 15) / 16, has_integers = STEP == 2 && form == CODES;
+  const float rate = has_integers ? 1.0f : scale;
   int ends[MOST_VECTORS + 1] = {0};
   for (int v = 0; v < vectors; v++) {
     const int64_t num_seen = s->positions[group + 16 * v + 15] + 1 - first;
-    ends[v + 1] = num_seen >= BLOCK ? BLOCK : num_seen > 0 ? ((int)num_seen + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS : 0;
+    ends[v + 1] = num_seen >= BLOCK ? BLOCK : num_seen > 0 ? ((int)num_seen + ENDS_STEP - 1) / ENDS_STEP * ENDS_STEP : 0;
   }
   const packed_step *query = s->query + column_of(group, padded_dim / STEP);
-  float *sums = s->sums + column_of(group, padded_dim);
   for (int v = 0; v < vectors; v++)
     for (int j = ends[v]; j < ends[v + 1]; j += TILE_ROWS) {
       NAME(ask_ahead)(cache, j, s);
       NAME(tile_product)
       (s->keys + j * padded_dim, padded_dim, STEP, query + 16 * v, s->scores + j * QUERY_STRIDE + 16 * v, TILE_ROWS,
-       padded_dim / STEP, vectors - v, 0);
+       padded_dim / STEP, vectors - v, has_integers ? CODE_SCORES : SCORES, 0);
     }
   for (int v = 0; v < vectors; v++) {
     const int mine = group + 16 * v, num_keys = ends[v + 1];
     const int sees_all = first + num_keys <= s->positions[mine] + 1 && first > s->positions[mine + 15] - cache->window;
     const uint32_t window = (uint32_t)cache->window;
-    if (num_keys && cache->softcap != 0.0) NAME(cap_block)(cache, scale, mine, num_keys, s);
-    if (num_keys && sees_all) NAME(soften)(scale, mine, num_keys, first, window, padded_dim, 0, s);
-    else if (num_keys) NAME(soften)(scale, mine, num_keys, first, window, padded_dim, 1, s);
+    if (num_keys && form == CODES) NAME(scale_scores)(mine, num_keys, s);
+    if (num_keys && cache->softcap != 0.0) NAME(cap_block)(cache, rate, mine, num_keys, s);
+    if (num_keys && sees_all) NAME(soften)(rate, mine, num_keys, first, window, 0, form == CODES, s);
+    else if (num_keys) NAME(soften)(rate, mine, num_keys, first, window, 1, form == CODES, s);
   }
-  for (int v = 0; v < vectors; v++)
-    if (ends[v + 1] > ends[v])
-      NAME(tile_product)
-      (s->values + ends[v] / STEP * VALUES_STEP(padded_dim), VALUES_ROW(padded_dim), VALUES_STEP(padded_dim),
-       s->weights + ends[v] / STEP * QUERY_STRIDE + 16 * v, sums + 16 * v, padded_dim, (ends[v + 1] - ends[v]) / STEP,
-       vectors - v, 1);
+  NAME(add_block)(group, vectors, ends, padded_dim, has_integers ? CODE_VALUES : VALUES, s);
+}
+
+/* Sets the scales of the block's keys, 0 beyond `num_keys`. */
+INLINE void NAME(find_scales)(const NAME(paged_decode_arguments) *cache, int num_keys, NAME(prefill_scratch) *s) {
+  for (int j = 0; j < BLOCK; j++) {
+    s->key_scales[j] = j < num_keys ? NAME(scale_at)(cache->key_scales, s->offsets[j], cache->head_dim) : 0.0f;
+    s->value_scales[j] = j < num_keys ? NAME(scale_at)(cache->value_scales, s->offsets[j], cache->head_dim) : 0.0f;
+  }
 }
 
 /* Attends to the keys from the first query's window on, block after block, each with all groups of queries. */
@@ -130,7 +148,10 @@ static void NAME(attend_keys)(const NAME(paged_decode_arguments) *cache, const i
   for (int64_t first = begin; first < num_keys; first += BLOCK) {
     switch (NAME(form_of)(cache)) {
       case ELEMENTS: NAME(pack_block)(cache, here, padded_dim, ELEMENTS, s); break;
-      case CODES: NAME(pack_block)(cache, here, padded_dim, CODES, s); break;
+      case CODES:
+        NAME(pack_block)(cache, here, padded_dim, CODES, s);
+        NAME(find_scales)(cache, here, s);
+        break;
       case FLOAT16:
         if (STEP == 1) NAME(pack_block)(cache, here, padded_dim, FLOAT16, s);
     }
@@ -141,7 +162,9 @@ static void NAME(attend_keys)(const NAME(paged_decode_arguments) *cache, const i
       const int query = group * QUERY_STRIDE, left = num_queries - query;
       s->first_line = here ? group * num_lines / num_groups : 0;
       s->end_line = here ? (group + 1) * num_lines / num_groups : 0;
-      NAME(attend_block)(cache, scale, query, left < QUERY_STRIDE ? left : QUERY_STRIDE, first, padded_dim, s);
+      const int count = left < QUERY_STRIDE ? left : QUERY_STRIDE;
+      if (cache->key_scales) NAME(attend_block)(cache, scale, query, count, first, padded_dim, CODES, s);
+      else NAME(attend_block)(cache, scale, query, count, first, padded_dim, ELEMENTS, s);
     }
   }
 }
@@ -167,17 +190,19 @@ static void NAME(paged_prefill_item)(const void *data, int64_t item) {
     s->positions[q] = (int32_t)(position + (q < num_queries ? q / queries : num_tokens - 1));
     /* A sink counts as a first key without a value. */
     const float *sink = q < num_queries && call->of.sinks ? call->of.sinks + head * queries + q % queries : 0;
-    s->highest[q] = sink ? *sink * LEVEL_UNIT(call->of.scale) : LOWEST;
+    s->level[q] = sink ? *sink * LOG2_E : LOWEST;
     s->total[q] = sink ? 1.0f : 0.0f;
   }
-  NAME(pack_queries)(query, call->of.query_stride, (int)queries, num_queries, (int)head_dim, s);
-#if STEP == 2 && defined(__AMX_BF16__)
+  const float scale = (float)call->of.scale * LOG2_E;
+  if (STEP == 2 && call->of.key_scales) NAME(pack_query_codes)(query, call->of.query_stride, (int)queries, num_queries, (int)head_dim, scale, s);
+  else NAME(pack_queries)(query, call->of.query_stride, (int)queries, num_queries, (int)head_dim, s);
+  const int32_t *pages = call->of.page_tables + row * call->of.table_stride;
+#if ON_TILES
   tile_settings before;
   use_tiles(&before);
 #endif
-  const int32_t *pages = call->of.page_tables + row * call->of.table_stride;
-  NAME(attend_keys)(&call->of, pages, head, (float)call->of.scale * LOG2_E, num_queries, num_keys, padded_dim, s);
-#if STEP == 2 && defined(__AMX_BF16__)
+  NAME(attend_keys)(&call->of, pages, head, scale, num_queries, num_keys, padded_dim, s);
+#if ON_TILES
   leave_tiles(&before);
 #endif
   element *out = (element *)call->of.out + (token * num_heads + head) * queries * head_dim;

@@ -34,4 +34,21 @@ INLINE __m512i pair_up(__m512 first, __m512 second) {
   return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(second, first));
 }
 
+/* Sets `out` to pairs of the elements at the same place of both vectors. */
+INLINE void store_pairs(__m512i even, __m512i odd, uint32_t *out) {
+  const __m512i neighbours = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
+                                              37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m512i further = _mm512_add_epi16(neighbours, _mm512_set1_epi16(16));
+  _mm512_storeu_si512(out, _mm512_permutex2var_epi16(even, neighbours, odd));
+  _mm512_storeu_si512(out + 16, _mm512_permutex2var_epi16(even, further, odd));
+}
+
+/* Rounds a block's weights, in place: each float's place holds those of two keys. */
+INLINE void round_to_pairs(float *weights) {
+  for (int j = 0; j < BLOCK; j += 32) {
+    const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(weights + j + 16), _mm512_loadu_ps(weights + j));
+    _mm512_storeu_ps(weights + j / 2, _mm512_castsi512_ps((__m512i)both));
+  }
+}
+
 #endif

@@ -1,10 +1,9 @@
 /* The steps of prefill attention between its products, in float32. */
 
-/* `highest` is in units of exponents of 2. */
-#define LEVEL_UNIT(scale) LOG2_E
+#define ENDS_STEP TILE_ROWS /* keys that are taken together */
 
 /* The strides of `values`, for tile_product. */
-#define VALUES_ROW(padded_dim) 1
+#define VALUES_ROW 1
 #define VALUES_STEP(padded_dim) (padded_dim)
 
 #ifndef SLUICE_PREFILL_FLOATS
@@ -86,11 +85,6 @@ static void NAME(pack_queries)(const element *query, int64_t stride, int queries
   }
 }
 
-INLINE void NAME(widen_codes)(const int8_t *codes, const uint16_t *scales, int64_t at, int head_dim, float *out) {
-  const float scale = NAME(scale_at)(scales, at, head_dim);
-  SIMD for (int d = 0; d < head_dim; d++) out[d] = (float)codes[at + d] * scale;
-}
-
 /* keys and values: [BLOCK, padded_dim]; 0 beyond `num_keys` and beyond head_dim. */
 INLINE void NAME(pack_block)(const NAME(paged_decode_arguments) *cache, int num_keys, int padded_dim, const cached_form form,
                              NAME(prefill_scratch) *s) {
@@ -103,8 +97,9 @@ INLINE void NAME(pack_block)(const NAME(paged_decode_arguments) *cache, int num_
     const int64_t at = s->offsets[j];
     float *key = s->keys + j * padded_dim, *value = s->values + j * padded_dim;
     if (form == CODES) {
-      NAME(widen_codes)(cache->keys, cache->key_scales, at, head_dim, key);
-      NAME(widen_codes)(cache->values, cache->value_scales, at, head_dim, value);
+      const int8_t *key_codes = (const int8_t *)cache->keys + at, *value_codes = (const int8_t *)cache->values + at;
+      SIMD for (int d = 0; d < head_dim; d++) key[d] = (float)key_codes[d];
+      SIMD for (int d = 0; d < head_dim; d++) value[d] = (float)value_codes[d];
       continue;
     }
     if (form == FLOAT16) {
@@ -117,41 +112,49 @@ INLINE void NAME(pack_block)(const NAME(paged_decode_arguments) *cache, int num_
   }
 }
 
-/* Turns the scores of 16 queries for the block's first `num_keys` keys into weights relative to a level. The level rises to
-   the highest score once that is more than 8 above it; the sums so far are then scaled. If `is_masked`, keys later than a
-   query or before its window have weight 0. */
-INLINE void NAME(soften)(float scale, int query, int num_keys, int64_t first, uint32_t window, int padded_dim,
-                         const int is_masked, NAME(prefill_scratch) *s) {
-  float *scores = s->scores + query % QUERY_STRIDE, *sums = s->sums + column_of(query, padded_dim);
-  tile_vector *levels = (tile_vector *)(s->highest + query), *totals = (tile_vector *)(s->total + query);
-  tile_vector highest[TILE_VECTORS], level[TILE_VECTORS], total[TILE_VECTORS];
-  tile_numbers num_before[TILE_VECTORS];
-  const tile_vector none = {0}, lowest = none - INFINITY;
-  for (int v = 0; v < TILE_VECTORS; v++) {
-    highest[v] = lowest;
-    total[v] = none;
-    num_before[v] = ((const tile_numbers *)(s->positions + query))[v] - (int32_t)first;
-  }
+/* Only integers have scales of queries. */
+INLINE void NAME(pack_query_codes)(const element *query, int64_t stride, int queries_a_token, int num_queries, int head_dim,
+                                   float scale, NAME(prefill_scratch) *s) {
+  (void)query, (void)stride, (void)queries_a_token, (void)num_queries, (void)head_dim, (void)scale, (void)s;
+}
+
+/* Multiplies the scores of 16 queries by the scales of the keys. */
+INLINE void NAME(scale_scores)(int query, int num_keys, NAME(prefill_scratch) *s) {
   for (int j = 0; j < num_keys; j++)
-    for (int v = 0; v < TILE_VECTORS; v++) {
-      const tile_vector mine = ((const tile_vector *)(scores + j * QUERY_STRIDE))[v];
-      highest[v] = tile_greater(highest[v], is_masked ? tile_select(tile_is_seen(num_before[v] - j, window), mine, lowest) : mine);
-    }
-  for (int v = 0; v < TILE_VECTORS; v++)
-    level[v] = tile_select(highest[v] * scale > levels[v] + 8.0f, highest[v] * scale, levels[v]);
-  for (int v = 0; v < TILE_VECTORS; v++)
-    for (int j = 0; j < num_keys; j++) {
-      tile_vector *mine = (tile_vector *)(scores + j * QUERY_STRIDE) + v;
-      const tile_vector weights = tile_powers_of_2(*mine * scale - level[v]);
-      *mine = is_masked ? tile_select(tile_is_seen(num_before[v] - j, window), weights, none) : weights;
-      total[v] += *mine;
-    }
+    SIMD for (int q = 0; q < 16; q++) s->scores[j * QUERY_STRIDE + query % QUERY_STRIDE + q] *= s->key_scales[j];
+}
+
+/* Turns the scores of 16 queries for the block's first `num_keys` keys into weights, as weigh_floats does, and merges the
+   softmax. If `is_masked`, keys later than a query or before its window have weight 0. */
+INLINE void NAME(soften)(float rate, int query, int num_keys, int64_t first, uint32_t window, const int is_masked,
+                         const int is_codes, NAME(prefill_scratch) *s) {
+  const int column = query % QUERY_STRIDE;
   for (int v = 0; v < TILE_VECTORS; v++) {
-    const tile_vector before = levels[v], factor = tile_powers_of_2(before - level[v]);
-    levels[v] = level[v];
-    totals[v] = totals[v] * factor + total[v];
-    if (memcmp(&before, &level[v], sizeof before) == 0) continue;
-    for (int d = 0; d < padded_dim; d++) ((tile_vector *)(sums + d * QUERY_STRIDE))[v] *= factor;
+    tile_vector *scores = (tile_vector *)(s->scores + column) + v, totals[TOTAL_LANES] = {{0}};
+    const tile_vector none = {0}, lowest = none - INFINITY;
+    const tile_numbers num_before = ((const tile_numbers *)(s->positions + query))[v] - (int32_t)first;
+    tile_vector best = lowest;
+    for (int j = 0; j < num_keys; j++) {
+      const tile_vector mine = scores[j * (QUERY_STRIDE / TILE_LANES)];
+      best = tile_greater(best, is_masked ? tile_select(tile_is_seen(num_before - j, window), mine, lowest) : mine);
+    }
+    const tile_vector level = best * rate;
+    for (int j = 0; j < num_keys; j++) {
+      tile_vector *mine = scores + j * (QUERY_STRIDE / TILE_LANES);
+      const tile_vector weights = tile_powers_of_2(tile_fused(*mine, none + rate, -level));
+      *mine = is_masked ? tile_select(tile_is_seen(num_before - j, window), weights, none) : weights;
+      totals[j % TOTAL_LANES] += *mine;
+      if (is_codes) *mine *= s->value_scales[j];
+    }
+    for (int n = TOTAL_LANES / 2; n; n /= 2)
+      for (int l = 0; l < n; l++) totals[l] += totals[l + n];
+    tile_vector *levels = (tile_vector *)(s->level + query) + v, *total = (tile_vector *)(s->total + query) + v;
+    tile_vector *keep = (tile_vector *)(s->keep + column) + v, *add = (tile_vector *)(s->add + column) + v;
+    const tile_vector highest = tile_greater(*levels, level);
+    *keep = tile_powers_of_2(*levels - highest);
+    *add = tile_powers_of_2(level - highest);
+    *total = tile_fused(*total, *keep, totals[0] * *add);
+    *levels = highest;
   }
 }
 

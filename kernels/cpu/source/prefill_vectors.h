@@ -2,27 +2,35 @@
 
 #include "pairs.h"
 
-/* `highest` is in units of scores before they are scaled. */
-#define LEVEL_UNIT(scale) (1.0f / (float)(scale))
+#define ENDS_STEP (TILE_ROWS > TOTAL_LANES ? TILE_ROWS : TOTAL_LANES) /* keys that are taken together */
 
 /* The strides of `values`, for tile_product. */
-#if defined(__AMX_BF16__)
-#define VALUES_ROW(padded_dim) BLOCK
+#if ON_TILES
+#define VALUES_ROW BLOCK
 #define VALUES_STEP(padded_dim) 2
 #else
-#define VALUES_ROW(padded_dim) 2
+#define VALUES_ROW 2
 #define VALUES_STEP(padded_dim) (2 * (padded_dim))
 #endif
 
-/* Loads 32 elements of the cache; missing ones are 0. */
-INLINE __m512i NAME(load_cached)(const void *from, int64_t at, __mmask32 lanes, const int is_codes, float scale) {
+/* 32 int16 as they are multiplied: for tiles the high or the low byte of each as bfloat16, which holds them exactly. */
+INLINE __m512i int16_to_bfloat16(__m512i x) {
+  const __m512i low = _mm512_cvtepi16_epi32(_mm512_castsi512_si256(x));
+  const __m512i high = _mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(x, 1));
+  return (__m512i)_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low));
+}
+
+INLINE __m512i NAME(int16_part)(__m512i x, int is_low) {
+  if (!ON_TILES) return x;
+  return int16_to_bfloat16(is_low ? _mm512_and_si512(x, _mm512_set1_epi16(255)) : _mm512_srai_epi16(x, 8));
+}
+
+/* Loads 32 elements of the cache, codes as int16 or, for tiles, as bfloat16; missing ones are 0. */
+INLINE __m512i NAME(load_cached)(const void *from, int64_t at, __mmask32 lanes, const int is_codes) {
   const element *elements = (const element *)from + at;
   if (!is_codes) return lanes == 0xffffffffu ? _mm512_loadu_si512(elements) : _mm512_maskz_loadu_epi16(lanes, elements);
-  const __m256i bytes = _mm256_maskz_loadu_epi8(lanes, (const int8_t *)from + at);
-  const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)));
-  const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1)));
-  const __m512 unit = _mm512_set1_ps(scale);
-  return (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(high, unit), _mm512_mul_ps(low, unit));
+  const __m512i codes = _mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi8(lanes, (const int8_t *)from + at));
+  return ON_TILES ? int16_to_bfloat16(codes) : codes;
 }
 
 /* Elements beyond the last query of its vector and beyond head_dim are 0. */
@@ -41,7 +49,29 @@ static void NAME(pack_queries)(const element *query, int64_t stride, int queries
     }
 }
 
-#if defined(__AMX_BF16__)
+/* The same for queries as int16, with their scales. */
+static void NAME(pack_query_codes)(const element *query, int64_t stride, int queries_a_token, int num_queries, int head_dim,
+                                   float scale, NAME(prefill_scratch) *s) {
+  int16_t rows[16][PADDED_DIM(MAX_HEAD_DIM)];
+  for (int q = 0; q < num_queries; q += 16) {
+    memset(rows, 0, sizeof rows);
+    for (int i = 0; i < 16; i++) {
+      const element *mine = query + (q + i) / queries_a_token * stride + (q + i) % queries_a_token * head_dim;
+      s->query_scales[q + i] = q + i < num_queries ? scale * query_to_int16(mine, head_dim, rows[i]) : 0.0f;
+    }
+    for (int d = 0; d < head_dim; d += 32) {
+      uint32_t *out = s->query + column_of(q, PADDED_DIM(head_dim) / 2) + d / 2 * QUERY_STRIDE;
+      for (int part = 0; part < 1 + ON_TILES; part++, out += LOW_QUERY) {
+        __m512i pairs[16];
+        for (int i = 0; i < 16; i++) pairs[i] = NAME(int16_part)(_mm512_loadu_si512(rows[i] + d), part);
+        transpose_pairs(pairs);
+        for (int i = 0; i < 16; i++) _mm512_store_si512(out + i * QUERY_STRIDE, pairs[i]);
+      }
+    }
+  }
+}
+
+#if ON_TILES
 /* values: from [BLOCK / 2, padded_dim] to [padded_dim, BLOCK / 2] pairs. */
 static void NAME(turn_values)(int padded_dim, NAME(prefill_scratch) *s) {
   uint32_t *pairs = (uint32_t *)s->values, turned[BLOCK / 2 * MAX_HEAD_DIM];
@@ -56,40 +86,36 @@ static void NAME(turn_values)(int padded_dim, NAME(prefill_scratch) *s) {
 }
 #endif
 
-/* keys: [BLOCK, padded_dim]; values: [BLOCK / 2, padded_dim] pairs, or [padded_dim, BLOCK / 2] for tiles; 0 beyond
-   `num_keys` and beyond head_dim. */
+/* keys: [BLOCK, padded_dim]; values: [BLOCK / 2, padded_dim] pairs, or for tiles [padded_dim, BLOCK / 2]; 0 beyond `num_keys` and beyond head_dim. */
 INLINE void NAME(pack_block)(const NAME(paged_decode_arguments) *cache, int num_keys, int padded_dim, const cached_form form,
                              NAME(prefill_scratch) *s) {
-  const int head_dim = (int)cache->head_dim;
-  const __m512i neighbours = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
-                                              37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-  const __m512i further = _mm512_add_epi16(neighbours, _mm512_set1_epi16(16));
+  const int head_dim = (int)cache->head_dim, is_codes = form == CODES;
   uint32_t *pairs = (uint32_t *)s->values;
   for (int j = 0; j < BLOCK; j += 2) {
-    int64_t at[2] = {0};
-    float key_scales[2] = {0}, value_scales[2] = {0};
-    for (int i = 0; i < 2 && j + i < num_keys; i++) {
-      at[i] = s->offsets[j + i];
-      if (form != CODES) continue;
-      key_scales[i] = NAME(scale_at)(cache->key_scales, at[i], head_dim);
-      value_scales[i] = NAME(scale_at)(cache->value_scales, at[i], head_dim);
-    }
+    const int64_t at[2] = {j < num_keys ? s->offsets[j] : 0, j + 1 < num_keys ? s->offsets[j + 1] : 0};
     for (int d = 0; d < padded_dim; d += 32) {
       const __mmask32 first = j < num_keys ? lanes_from(d, head_dim) : 0;
       const __mmask32 second = j + 1 < num_keys ? lanes_from(d, head_dim) : 0;
-      _mm512_store_si512(s->keys + j * padded_dim + d, NAME(load_cached)(cache->keys, at[0] + d, first, form == CODES, key_scales[0]));
-      _mm512_store_si512(s->keys + (j + 1) * padded_dim + d,
-                         NAME(load_cached)(cache->keys, at[1] + d, second, form == CODES, key_scales[1]));
-      const __m512i even = NAME(load_cached)(cache->values, at[0] + d, first, form == CODES, value_scales[0]);
-      const __m512i odd = NAME(load_cached)(cache->values, at[1] + d, second, form == CODES, value_scales[1]);
-      uint32_t *out = pairs + j / 2 * padded_dim + d;
-      _mm512_store_si512(out, _mm512_permutex2var_epi16(even, neighbours, odd));
-      _mm512_store_si512(out + 16, _mm512_permutex2var_epi16(even, further, odd));
+      _mm512_store_si512(s->keys + j * padded_dim + d, NAME(load_cached)(cache->keys, at[0] + d, first, is_codes));
+      _mm512_store_si512(s->keys + (j + 1) * padded_dim + d, NAME(load_cached)(cache->keys, at[1] + d, second, is_codes));
+      const __m512i even = NAME(load_cached)(cache->values, at[0] + d, first, is_codes);
+      const __m512i odd = NAME(load_cached)(cache->values, at[1] + d, second, is_codes);
+      store_pairs(even, odd, pairs + j / 2 * padded_dim + d);
     }
   }
-#if defined(__AMX_BF16__)
+#if ON_TILES
   NAME(turn_values)(padded_dim, s);
 #endif
+}
+
+/* Turns the integers of 16 queries into scores. */
+INLINE void NAME(scale_scores)(int query, int num_keys, NAME(prefill_scratch) *s) {
+  const __m512 scales = _mm512_load_ps(s->query_scales + query);
+  float *scores = s->scores + query % QUERY_STRIDE;
+  for (int j = 0; j < num_keys; j++, scores += QUERY_STRIDE) {
+    const __m512 mine = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(scores)), scales);
+    _mm512_store_ps(scores, _mm512_mul_ps(mine, _mm512_set1_ps(s->key_scales[j])));
+  }
 }
 
 /* Which queries have key `j` in their window: none with fewer keys before it than `j` has. */
@@ -97,16 +123,32 @@ INLINE __mmask16 NAME(lanes_in_window)(__m512i num_before, int j, uint32_t windo
   return _mm512_cmplt_epu32_mask(_mm512_sub_epi32(num_before, _mm512_set1_epi32(j)), _mm512_set1_epi32((int)window));
 }
 
-/* Computes the weights of 16 queries for the block's first `num_keys` keys from their scores, and scales the sums so far to
-   the new highest score. If `is_masked`, keys later than a query or before its window have weight 0. */
-INLINE void NAME(soften)(float scale, int query, int num_keys, int64_t first, uint32_t window, int padded_dim,
-                         const int is_masked, NAME(prefill_scratch) *s) {
+/* Turns the weights of 16 queries, in the place of their scores, into int16. */
+INLINE void NAME(round_to_int16)(int column, int num_keys, __m512i largest, NAME(prefill_scratch) *s) {
+  const __m512 unit = _mm512_div_ps(_mm512_castsi512_ps(largest), _mm512_set1_ps(32767.0f)), inverse = inverse_of(unit);
+  _mm512_store_ps(s->units + column, unit);
+  for (int j = 0; j < num_keys; j += 2) {
+    const float *weights = s->scores + j * QUERY_STRIDE + column;
+    const __m512i even = _mm512_cvtepu16_epi32(to_int16(_mm512_load_ps(weights), inverse));
+    const __m512i odd = _mm512_cvtepu16_epi32(to_int16(_mm512_load_ps(weights + QUERY_STRIDE), inverse));
+    const __m512i pairs = _mm512_or_si512(even, _mm512_slli_epi32(odd, 16));
+    for (int part = 0; part < 1 + ON_TILES; part++)
+      _mm512_store_si512(s->weights + part * LOW_WEIGHTS + j / 2 * QUERY_STRIDE + column, NAME(int16_part)(pairs, part));
+  }
+}
+
+/* Computes the weights of 16 queries for the block's first `num_keys` keys from their scores, as weigh_pairs does, and merges
+   the softmax. If `is_masked`, keys later than a query or before its window have weight 0. */
+INLINE void NAME(soften)(float rate, int query, int num_keys, int64_t first, uint32_t window, const int is_masked,
+                         const int is_codes, NAME(prefill_scratch) *s) {
   const int column = query % QUERY_STRIDE;
-  const float *scores = s->scores + column;
-  float *sums = s->sums + column_of(query, padded_dim);
-  const __m512 highest = _mm512_load_ps(s->highest + query), rate = _mm512_set1_ps(scale);
+  float *scores = s->scores + column;
   const __m512i num_before = _mm512_sub_epi32(_mm512_load_si512(s->positions + query), _mm512_set1_epi32((int)first));
-  __m512 highs[4] = {highest, highest, highest, highest}, total[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+  const __m512 rates = _mm512_set1_ps(rate);
+  __m512 highs[4], totals[TOTAL_LANES];
+  __m512i largest = _mm512_setzero_si512();
+  for (int i = 0; i < 4; i++) highs[i] = _mm512_set1_ps(-INFINITY);
+  for (int i = 0; i < TOTAL_LANES; i++) totals[i] = _mm512_setzero_ps();
   for (int j = 0; j < num_keys; j += 4)
     for (int i = 0; i < 4; i++) {
       const __m512 score = _mm512_load_ps(scores + (j + i) * QUERY_STRIDE);
@@ -114,27 +156,34 @@ INLINE void NAME(soften)(float scale, int query, int num_keys, int64_t first, ui
       highs[i] = _mm512_mask_max_ps(highs[i], seen, score, highs[i]); /* NaN is never the maximum */
     }
   const __m512 high = _mm512_max_ps(_mm512_max_ps(highs[0], highs[1]), _mm512_max_ps(highs[2], highs[3]));
-  const __m512 rise = _mm512_mul_ps(_mm512_sub_ps(high, highest), rate);
-  const __m512 most = _mm512_mask_mov_ps(highest, _mm512_cmp_ps_mask(rise, _mm512_set1_ps(8.0f), _CMP_GT_OQ), high);
-  const __m512 level = _mm512_mul_ps(most, rate);
-  for (int j = 0; j < num_keys; j += 2) {
-    __m512 weights[2];
-    for (int i = 0; i < 2; i++) {
-      const __m512 score = _mm512_load_ps(scores + (j + i) * QUERY_STRIDE);
-      weights[i] = rough_powers_of_2(_mm512_fmsub_ps(score, rate, level));
-      if (is_masked)
-        weights[i] = _mm512_maskz_mov_ps(NAME(lanes_in_window)(num_before, j + i, window), weights[i]);
-      total[i] = _mm512_add_ps(total[i], weights[i]);
+  const __m512 level = _mm512_mul_ps(high, rates);
+  for (int j = 0; j < num_keys; j += TOTAL_LANES)
+    _Pragma("GCC unroll 8") for (int i = 0; i < TOTAL_LANES; i += 2) {
+      __m512 weights[2];
+      for (int k = i; k < i + 2; k++) {
+        float *score = scores + (j + k) * QUERY_STRIDE;
+        __m512 mine = rough_powers_of_2(_mm512_fmsub_ps(_mm512_load_ps(score), rates, level));
+        if (is_masked) mine = _mm512_maskz_mov_ps(NAME(lanes_in_window)(num_before, j + k, window), mine);
+        totals[k] = _mm512_add_ps(totals[k], mine);
+        if (is_codes) {
+          mine = _mm512_mul_ps(mine, _mm512_set1_ps(s->value_scales[j + k]));
+          largest = _mm512_max_epu32(largest, _mm512_castps_si512(mine));
+          _mm512_store_ps(score, mine);
+        }
+        weights[k - i] = mine;
+      }
+      if (!is_codes) _mm512_store_si512(s->weights + (j + i) / 2 * QUERY_STRIDE + column, pair_up(weights[0], weights[1]));
     }
-    _mm512_store_si512(s->weights + j / 2 * QUERY_STRIDE + column, pair_up(weights[0], weights[1]));
-  }
-  const __m512 factor = powers_of_2(_mm512_mul_ps(_mm512_sub_ps(highest, most), rate));
-  const __m512 before = _mm512_mul_ps(_mm512_load_ps(s->total + query), factor);
-  _mm512_store_ps(s->highest + query, most);
-  _mm512_store_ps(s->total + query, _mm512_add_ps(before, _mm512_add_ps(total[0], total[1])));
-  if (!_mm512_cmp_ps_mask(factor, _mm512_set1_ps(1.0f), _CMP_NEQ_UQ)) return;
-  for (int d = 0; d < padded_dim; d++, sums += QUERY_STRIDE)
-    _mm512_store_ps(sums, _mm512_mul_ps(_mm512_load_ps(sums), factor));
+  if (is_codes) NAME(round_to_int16)(column, num_keys, largest, s);
+  for (int n = TOTAL_LANES / 2; n; n /= 2)
+    for (int l = 0; l < n; l++) totals[l] = _mm512_add_ps(totals[l], totals[l + n]);
+  const __m512 before = _mm512_load_ps(s->level + query), highest = _mm512_max_ps(level, before);
+  const __m512 keep = powers_of_2(_mm512_sub_ps(before, highest)), add = powers_of_2(_mm512_sub_ps(level, highest));
+  _mm512_store_ps(s->keep + column, keep);
+  _mm512_store_ps(s->add + column, add);
+  _mm512_store_ps(s->level + query, highest);
+  const __m512 total = _mm512_fmadd_ps(_mm512_load_ps(s->total + query), keep, _mm512_mul_ps(totals[0], add));
+  _mm512_store_ps(s->total + query, total);
 }
 
 /* out: the first query's head of the first token; tokens are `stride` elements apart. */

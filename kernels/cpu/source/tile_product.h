@@ -1,6 +1,6 @@
-/* Small products of packed blocks, c = a b or c += a b: the arithmetic of prefill attention.
+/* Small products of packed blocks: the arithmetic of prefill attention.
 
-   A step is STEP elements of the summed dimension: pairs of bfloat16 if the processor multiplies pairs, otherwise
+   A step is STEP elements of the summed dimension: pairs of bfloat16 or of int16 if the processor multiplies pairs, otherwise
    float32. `a` is [rows, steps] of them, rows `a_row` elements apart and steps `a_step`; `b` is [steps, columns] of them
    and c [rows, columns], both with rows QUERY_STRIDE columns apart. Columns are taken in vectors of 16. */
 
@@ -15,7 +15,13 @@
 #endif
 
 #if STEP == 2 && defined(__AMX_BF16__)
-#define TILE_ROWS 32 /* rows are a multiple of it, and so are steps * STEP */
+#define ON_TILES 1
+#else
+#define ON_TILES 0
+#endif
+
+#if ON_TILES
+#define TILE_ROWS 32 /* rows are a multiple of it, and so are steps * STEP of a product on tiles */
 #elif defined(__AVX512F__)
 #define TILE_ROWS 8
 #else
@@ -33,79 +39,100 @@ enum { TILE_LANES = 4 };
 #endif
 /* As many floats as a register holds: compilers keep sums of larger vectors in memory. */
 typedef float tile_vector __attribute__((vector_size(4 * TILE_LANES), aligned(4), may_alias));
+
+/* The steps from the high parts of int16 to the low ones, see prefill_tiles.h. */
+enum { LOW_QUERY = MAX_HEAD_DIM / 2 * MAX_QUERIES, LOW_WEIGHTS = BLOCK / 2 * QUERY_STRIDE };
+
+/* What becomes of the sums of a product: scores, integers from codes, or what a block adds to the sums of V. */
+typedef enum { SCORES, CODE_SCORES, VALUES, CODE_VALUES } product_kind;
+
+/* By query: the factors of the sums so far and of a block's own, and the unit of the block's weights as integers. */
+typedef struct {
+  const float *keep, *add, *units;
+} block_factors;
+
+INLINE tile_vector tile_fused(tile_vector a, tile_vector b, tile_vector c) {
+#if defined(__AVX512F__)
+  return (tile_vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+  return (tile_vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__ARM_FEATURE_FMA)
+  for (int i = 0; i < TILE_LANES; i++) a[i] = fused(a[i], b[i], c[i]);
+  return a;
+#else
+  return a * b + c;
+#endif
+}
 #endif
 
-/* `rows` rows by `vectors` * TILE_LANES columns, in registers if both are constants. Unless `is_more`, c starts at 0. */
-INLINE void NAME(tile_registers)(const packed *a, int a_row, int a_step, const packed_step *b, float *c, const int rows,
-                                 int steps, const int vectors, const int is_more) {
-#if STEP == 2
-  __m512 sum[8][4];
-  for (int r = 0; r < rows; r++)
-    for (int v = 0; v < vectors; v++)
-      sum[r][v] = is_more ? _mm512_loadu_ps(c + r * QUERY_STRIDE + 16 * v) : _mm512_setzero_ps();
-  for (int k = 0; k < steps; k++, a += a_step, b += QUERY_STRIDE) {
-    __m512bh column[4];
-    for (int v = 0; v < vectors; v++) column[v] = (__m512bh)_mm512_loadu_si512(b + 16 * v);
-    for (int r = 0; r < rows; r++) {
-      int32_t pair;
-      memcpy(&pair, a + r * a_row, sizeof pair);
-      const __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
-      for (int v = 0; v < vectors; v++) sum[r][v] = _mm512_dpbf16_ps(sum[r][v], both, column[v]);
-    }
-  }
-  for (int r = 0; r < rows; r++)
-    for (int v = 0; v < vectors; v++) _mm512_storeu_ps(c + r * QUERY_STRIDE + 16 * v, sum[r][v]);
+#if ON_TILES
+#include "prefill_tiles.h"
 #else
-  const tile_vector none = {0};
-  tile_vector sum[8][4];
-  for (int r = 0; r < rows; r++)
+/* One step of `vectors` * TILE_LANES columns of `rows` rows. */
+INLINE void NAME(tile_step)(const packed *a, int a_row, const packed_step *b, tile_vector sum[8][4], const int rows,
+                            const int vectors, const product_kind kind) {
+#if STEP == 2
+  __m512i column[4];
+  for (int v = 0; v < vectors; v++) column[v] = _mm512_loadu_si512(b + 16 * v);
+  for (int r = 0; r < rows; r++) {
+    int32_t pair;
+    memcpy(&pair, a + r * a_row, sizeof pair);
+    const __m512i both = _mm512_set1_epi32(pair);
     for (int v = 0; v < vectors; v++)
-      sum[r][v] = is_more ? *(const tile_vector *)(c + r * QUERY_STRIDE + TILE_LANES * v) : none;
-  for (int k = 0; k < steps; k++, a += a_step, b += QUERY_STRIDE)
-    for (int v = 0; v < vectors; v++) {
-      const tile_vector column = *(const tile_vector *)(b + TILE_LANES * v);
-      for (int r = 0; r < rows; r++) sum[r][v] += a[r * a_row] * column;
-    }
-  for (int r = 0; r < rows; r++)
-    for (int v = 0; v < vectors; v++) *(tile_vector *)(c + r * QUERY_STRIDE + TILE_LANES * v) = sum[r][v];
+      if (kind == CODE_SCORES || kind == CODE_VALUES)
+        sum[r][v] = (tile_vector)_mm512_dpwssd_epi32((__m512i)sum[r][v], both, column[v]);
+      else sum[r][v] = (tile_vector)_mm512_dpbf16_ps((__m512)sum[r][v], (__m512bh)both, (__m512bh)column[v]);
+  }
+#else
+  (void)kind;
+  for (int v = 0; v < vectors; v++) {
+    const tile_vector column = *(const tile_vector *)(b + TILE_LANES * v);
+    for (int r = 0; r < rows; r++) sum[r][v] += a[r * a_row] * column;
+  }
 #endif
 }
 
-#if STEP == 2 && defined(__AMX_BF16__)
-/* `a_step` is STEP: a tile's rows are neighbours in memory. */
-static void NAME(tile_product)(const packed *a, int a_row, int a_step, const packed_step *b, float *c, int rows,
-                               int steps, int vectors, const int is_more) {
-  const int a_bytes = a_row * 2, stride = QUERY_STRIDE * 4;
-  (void)a_step;
-  for (int row = 0; row < rows; row += 32)
-    for (int vector = 0; vector < vectors; vector += 2) {
-      const int has_second = vector + 1 < vectors;
-      float *sums = c + row * QUERY_STRIDE + 16 * vector;
-      load_sums(sums, 16 * stride, 64, stride, !is_more, has_second);
-      for (int k = 0; k < steps; k += 16) {
-        const packed_step *mine = b + k * QUERY_STRIDE + 16 * vector;
-        _tile_loadd(4, a + row * a_row + 2 * k, a_bytes);
-        _tile_loadd(5, a + (row + 16) * a_row + 2 * k, a_bytes);
-        _tile_loadd(6, mine, stride);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 5, 6);
-        if (has_second) {
-          _tile_loadd(7, mine + 16, stride);
-          _tile_dpbf16ps(2, 4, 7);
-          _tile_dpbf16ps(3, 5, 7);
+/* `rows` rows by `vectors` * TILE_LANES columns, in registers if both are constants. A score is the sum of QUAD_LANES / 4
+   chains, as score_keys of decode adds them; a value is one chain. */
+INLINE void NAME(tile_registers)(const packed *a, int a_row, int a_step, const packed_step *b, float *c, const int rows,
+                                 int steps, const int vectors, const product_kind kind, const block_factors *factors) {
+  const int num_chains = kind == SCORES ? QUAD_LANES / 4 : 1;
+  for (int chain = 0; chain < num_chains; chain++) {
+    tile_vector sum[8][4];
+    for (int r = 0; r < rows; r++)
+      for (int v = 0; v < vectors; v++) sum[r][v] = (tile_vector){0};
+    if (num_chains > 1) {
+      for (int k = 4 * chain; k < steps; k += QUAD_LANES)
+        for (int i = k; i < k + 4; i++)
+          NAME(tile_step)(a + i * a_step, a_row, b + i * QUERY_STRIDE, sum, rows, vectors, kind);
+    } else {
+      for (int k = 0; k < steps; k++)
+        NAME(tile_step)(a + k * a_step, a_row, b + k * QUERY_STRIDE, sum, rows, vectors, kind);
+    }
+    for (int r = 0; r < rows; r++)
+      for (int v = 0; v < vectors; v++) {
+        tile_vector *out = (tile_vector *)(c + r * QUERY_STRIDE + TILE_LANES * v), mine = sum[r][v];
+        if (kind == VALUES || kind == CODE_VALUES) {
+          const int q = TILE_LANES * v;
+#if STEP == 2
+          if (kind == CODE_VALUES)
+            mine = (tile_vector)_mm512_cvtepi32_ps((__m512i)mine) * *(const tile_vector *)(factors->units + q);
+#endif
+          *out = tile_fused(*out, *(const tile_vector *)(factors->keep + q), mine * *(const tile_vector *)(factors->add + q));
+        } else {
+          *out = chain ? (tile_vector)(*out + mine) : mine;
         }
       }
-      store_sums(sums, 16 * stride, 64, stride, has_second);
-    }
+  }
 }
-#else
+
 #define ROWS(count, width)                                                                         \
   for (int row = 0; row < rows; row += count)                                                      \
-  NAME(tile_registers)(a + row * a_row, a_row, a_step, b, c + row * QUERY_STRIDE, count, steps, width, is_more)
+  NAME(tile_registers)(a + row * a_row, a_row, a_step, b, c + row * QUERY_STRIDE, count, steps, width, kind, factors)
 
 /* An element's value does not depend on the number of rows or vectors. */
 INLINE void NAME(tile_product)(const packed *a, int a_row, int a_step, const packed_step *b, float *c, int rows,
-                               int steps, int vectors, const int is_more) {
+                               int steps, int vectors, const product_kind kind, const block_factors *factors) {
 #if defined(__AVX512F__)
   switch (vectors) {
     case 1: ROWS(8, 1); break;
@@ -114,10 +141,12 @@ INLINE void NAME(tile_product)(const packed *a, int a_row, int a_step, const pac
     case 4: ROWS(4, 4); break;
   }
 #else
-  for (int row = 0; row < rows; row += TILE_ROWS)
-    for (int column = 0; column < 16 * vectors; column += 2 * TILE_LANES)
+  for (int column = 0; column < 16 * vectors; column += 2 * TILE_LANES) {
+    const block_factors mine = factors ? (block_factors){factors->keep + column, factors->add + column, 0} : (block_factors){0};
+    for (int row = 0; row < rows; row += TILE_ROWS)
       NAME(tile_registers)
-      (a + row * a_row, a_row, a_step, b + column, c + row * QUERY_STRIDE + column, TILE_ROWS, steps, 2, is_more);
+      (a + row * a_row, a_row, a_step, b + column, c + row * QUERY_STRIDE + column, TILE_ROWS, steps, 2, kind, &mine);
+  }
 #endif
 }
 #undef ROWS

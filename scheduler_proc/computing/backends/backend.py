@@ -10,6 +10,7 @@ from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import Decoder
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report
@@ -108,12 +109,30 @@ class Backend(Protocol):
         """
         ...
 
+    def check_model(self, config: Config, model: ModelDescription | None) -> None:
+        """Raises `BootError` if the device cannot compute a model as flags ask; `None`: one of transformers' code."""
+
     def bind(self, config: Config, placement: Placement, place: Place) -> None:
         """Gives this process its GPU, or its share of the cores. Raises `BootError` for flags of other devices."""
 
     def load_kernels(self, report: Report) -> None: ...
 
     def join_ranks(self, file: Path, rank: int, size: int, timeout_s: float) -> ParallelGroup: ...
+
+    def free_bytes(self, config: Config, placement: Placement) -> int:
+        """Returns the memory that weights, steps and the KV cache may take together."""
+        ...
+
+    def step_bytes(self, model: ModelDescription, placement: Placement, limits: StepLimits) -> int | None:
+        """Returns the memory of the largest step; `None` if only running it shows that."""
+        ...
+
+    def cache_bytes(self, config: Config, left_bytes: int, needed_bytes: int) -> int:
+        """Returns the default size of the KV cache if weights and steps leave `left_bytes`.
+
+        A request of full length takes `needed_bytes`.
+        """
+        ...
 
     def open_weights(self, config: Config, place: Place, identity: bytes) -> SharedWeights:
         """Returns the memory for weights of this identity. Raises `BootError`."""

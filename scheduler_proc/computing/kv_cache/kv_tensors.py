@@ -14,7 +14,6 @@ from torch import Tensor
 from kernels.formats.plain import PLAIN
 from messages.config.server import Config
 from messages.errors import BootError
-from runtime.machine import CGROUP, MEMORY_INFO, available_memory_bytes
 from scheduler_proc.computing.kv_cache.kv_memory import Kind, KVMemory
 from scheduler_proc.computing.kv_cache.page_sizes import (
     PageSizes,
@@ -173,11 +172,11 @@ def _too_small(config: Config, num_pages: int, sizes: PageSizes, origin: str) ->
     )
 
 
-def free_cpu_cache_bytes(needed_bytes: int, num_processes: int = 1) -> int:
+def share_of_memory(config: Config, available_bytes: int, needed_bytes: int) -> int:
     """Returns the default size of a cache on the CPU: a quarter of the available memory, at most 4 GiB.
 
     Several engines or ranks share the quarter. A request of full length takes `needed_bytes`; if that is more than
     4 GiB, it is the limit instead.
     """
-    share = available_memory_bytes(MEMORY_INFO, CGROUP) // (4 * num_processes)
+    share = available_bytes // (4 * config.run.data_parallel * config.run.tensor_parallel)
     return min(max(MAX_CPU_CACHE_BYTES, needed_bytes), share)

@@ -52,6 +52,8 @@ class FamilyLoader:
         """The models that it loads."""
         if self._shard.own.mtp is not None:
             self.descriptions["mtp"] = describe_mtp(self._shard.own)
+        if role == "main":
+            target.backend.check_model(config, self._shard.own)
         self._limits = {role: target.limits.of_model(config, model, role) for role, model in self.descriptions.items()}
 
     def load(self, report: Report, *, is_shared_only: bool) -> Models | None:

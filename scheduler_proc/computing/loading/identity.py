@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -15,18 +16,26 @@ CODE = Path(__file__).parents[3]
 CODE_PACKAGES, CODE_SUFFIXES = ("scheduler_proc", "kernels", "messages"), (".py", ".c", ".h")
 
 
+def _stat_files(files: Iterable[Path]) -> list[tuple[str, int, int]]:
+    stats = [(str(file), file.stat()) for file in sorted(files)]
+    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+
+
+CODE_FILES = _stat_files(
+    file for package in CODE_PACKAGES for file in (CODE / package).rglob("*") if file.suffix in CODE_SUFFIXES
+)
+"""The code of this process: an upgrade may replace the files while it runs."""
+
+
 def identity_of(config: Config, model: ModelDescription, placement: Placement, *more: object) -> bytes:
     """Returns 32 bytes that are equal for two schedulers only if their pages are interchangeable.
 
     It is a digest of model, weights, formats, code, torch and the requested instruction set; files count by size and
     modification time. `more` has to be equal as well.
     """
-    folders = [CODE / package for package in CODE_PACKAGES]
-    code = [file for folder in folders for file in folder.rglob("*") if file.suffix in CODE_SUFFIXES]
-    model_files = [file for file in Path(config.facts.model_dir).iterdir() if file.is_file()]
-    stats = [(str(file), file.stat()) for file in sorted([*code, *model_files])]
-    files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-    formats = config.model.load_format, config.cache.block_size, config.cache.kv_cache_dtype
+    flags, cache = config.model, config.cache
+    files = CODE_FILES, _stat_files(file for file in Path(config.facts.model_dir).iterdir() if file.is_file())
+    formats = flags.load_format, flags.deterministic, cache.block_size, cache.kv_cache_dtype
     facts = (formats, model, placement, files, torch.__version__, os.environ.get(ISA_VARIABLE), *more)
     return hashlib.sha256(repr(facts).encode()).digest()
 

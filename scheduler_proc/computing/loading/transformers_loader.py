@@ -21,6 +21,8 @@ class TransformersLoader:
             raise BootError("--lora, --max-loras: adapters need a model family of ours, not transformers' code")
         if config.scheduling.speculative == "mtp":
             raise no_mtp_head(config)
+        if role == "main":
+            target.backend.check_model(config, None)
         self._role: Role = role
         self._target = target
         self._config = replace(config, model=replace(config.model, enforce_eager=True))

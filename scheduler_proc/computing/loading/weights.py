@@ -317,12 +317,14 @@ def find_segments(shard: Shard, family: Family, checkpoint: "Checkpoint") -> Seg
 
 
 def max_bytes(shard: Shard, placement: Placement, segments: Segments) -> int:
-    """Returns the maximum size of the weights in bytes, without quantization."""
+    """Returns the maximum size of the loaded weights in bytes."""
     num_bytes = 0
     for parameter in model_parameters(shard.whole, shard.layers):
         part = parameter.part(shard.rank, shard.num_ranks)
         weight_format = choose_format(parameter, part, placement, segments.get(parameter.name, ()))
         num_bytes += weight_format.num_bytes(part.shape, placement.dtype) + ALIGNMENT
+        if placement.quantization is not None and parameter.role == "tied":
+            num_bytes += QUANTIZING[placement.quantization].num_bytes(part.shape, placement.dtype)
     return num_bytes
 
 

@@ -102,6 +102,11 @@ class Workspace:
         )
         self._logits_NV = empty_huge((max_rows, model.vocab_size), dtype)
 
+    @property
+    def num_bytes(self) -> int:
+        parts = (getattr(self._activations, field.name) for field in fields(self._activations))
+        return sum(part.nbytes for part in (*parts, self._logits_NV) if part is not None)
+
     def activations(self, num_tokens: int) -> Activations:
         """Returns room for a step of `num_tokens` tokens."""
         return self._activations.take(num_tokens)

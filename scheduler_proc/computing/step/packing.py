@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kernels.arguments.rows import PrefillRows
-from kernels.plans.decode_work import DecodeLayout
+from kernels.plans.decode_work import PlanLayout
 from kernels.plans.prefill_tiles import TILE_WORDS
 from messages.columns import num_int32, pack_int32, unpack_int32
 from messages.ring.axes import fill_columns
@@ -70,7 +70,7 @@ class StepShape:
     num_prefill_rows: int
     num_pages: int
     num_head_tokens: int
-    decode_layouts: tuple[DecodeLayout, ...] = ()
+    decode_layouts: tuple[PlanLayout, ...] = ()
     """The layout of each plan of decode attention; the layers of a kind share one."""
     num_tiles: tuple[int, ...] = ()
     """The size of each plan for prefill rows; all layers whose tiles have as many tokens share one."""

@@ -13,6 +13,7 @@ from typing import Any, Self
 import httpx
 import msgspec
 
+from extras.keys.config import KeysConfig
 from extras.models.config import ModelEntry, ModelsConfig
 from extras.models.messages import DescribeModel, Description, ModelReport, Models, StartModel, StopModel, ToHost
 from messages.channels import AskServer, Waiter
@@ -148,6 +149,7 @@ class RouterRun:
         preloaded: str = "",
         flags: tuple[str, ...] = (),
         flags_of: dict[str, tuple[str, ...]] | None = None,
+        api_keys: str = "",
     ):
         self.servers: dict[str, StandIn] = {}
         self.asked: queue.Queue[ToHost] = queue.Queue()
@@ -167,6 +169,7 @@ class RouterRun:
             scheduling=SchedulingConfig(max_queued_requests=max_waiting),
             facts=FACTS,
         )
+        config = KeysConfig(api_keys=(api_keys, f"{api_keys}.usage")).put_into(config) if api_keys else config
         self.launcher = FakeLauncher(section.put_into(config))
         self._lock = threading.Lock()
         self._next_pid = 1

@@ -48,7 +48,9 @@ FIRST = Arrival(list(range(9000, 9010)), 6, 9.0, pack_int32(range(70, 76)), "sal
 ARRIVALS = [
     *(arrival(range(100 * n, 100 * n + 3 + 11 * (n % 4)), 2 + 9 * (n % 3), 0.05 * n) for n in range(24)),
     FIRST,  # after an idle time, and then one that continues from its output
-    Arrival([*FIRST.prompt_ids, *range(70, 76), 5], 3, 10.0, pack_int32(range(80, 83)), "salt"),
+    Arrival(
+        [*FIRST.prompt_ids, *range(70, 76), 5], 3, 10.0, pack_int32(range(80, 83)), "salt", client="10.0.0.2", share=3
+    ),
 ]
 
 

@@ -174,3 +174,13 @@ def test_a_cache_without_room_for_the_longest_request_is_refused_with_what_is_ne
     with pytest.raises(UsageError, match=r"--num-pages 15 holds 60 tokens.* may have 64 .*at least 16 pages"):
         check_possible(Setting(4, 15, 16), calibration())
     check_possible(Setting(4, 16, 16), calibration())
+
+
+def test_a_request_of_another_client_does_not_wait_for_all_of_one():
+    first_s: list[float] = []
+    for client in ("", "other"):
+        arrivals = [arrival(range(1_000 * index, 1_000 * index + 16), 8, at_s=0.0) for index in range(12)]
+        late = replace(arrival(range(90_000, 90_010), 2, at_s=0.0), client=client, share=2)
+        served, _ = run([*arrivals, late])
+        first_s.append(served.first_s[-1])
+    assert first_s[1] < first_s[0] / 3

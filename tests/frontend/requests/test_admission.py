@@ -1,5 +1,6 @@
 from unittest.mock import Mock
 
+import httpx
 import pytest
 
 from frontend.errors import UnavailableError
@@ -10,7 +11,7 @@ from frontend.service import Service
 from messages.columns import pack_int32
 from messages.config.server import SchedulingConfig
 from messages.ring.requests import ChatPrompt
-from tests.frontend.frontend_run import FrontendRun, final, make_config, step, table
+from tests.frontend.frontend_run import FrontendRun, InThread, final, make_config, step, table
 
 
 class Clock:
@@ -40,6 +41,37 @@ def test_the_limit_is_rows_and_queue_together():
     with pytest.raises(UnavailableError, match="full: 14 requests") as error:
         make().check(14)
     assert error.value.info.code == "queue_full"
+
+
+def test_a_full_server_admits_a_few_requests_of_other_clients():
+    view = ProcessView()
+    view.update(table())
+    door = Admission(SchedulingConfig(max_num_seqs=4, max_queued_requests=60), view)
+    door.check(64, num_own=7)
+    door.check(71, num_own=0)
+    for num_open, num_own in ((64, 8), (64, 64), (72, 0)):
+        with pytest.raises(UnavailableError, match=f"full: {num_open} requests"):
+            door.check(num_open, num_own)
+
+
+def test_a_client_that_fills_the_server_keeps_no_other_out():
+    config = make_config(scheduling=SchedulingConfig(max_num_seqs=8, max_queued_requests=8))
+    with FrontendRun(config) as run:
+        calls = [run.call({"n": 8}, path="/v1/completions") for _ in range(2)]
+        messages = [run.take_request() for _ in range(16)]
+        assert run.client.post("/generate", json={"prompt": "hi"}).status_code == 503
+        transport = httpx.HTTPTransport(local_address="127.0.0.2")
+        with httpx.Client(base_url=run.url, transport=transport) as other:
+            asked = InThread(lambda: other.post("/generate", json={"prompt": "hi", "stream": False}))
+            message = run.take_request()
+            assert message.client == "127.0.0.2"
+            run.send(final(message, "ok", (1,)))
+            assert asked.result().status_code == 200
+        for message in messages:
+            run.send(final(message, "ok", (1,)))
+        for call in calls:
+            call.json()
+            call.leave()
 
 
 @pytest.mark.parametrize(("num_workers", "share"), [(1, 14), (2, 7), (4, 3), (100, 1)])

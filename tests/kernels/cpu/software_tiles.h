@@ -14,7 +14,7 @@ typedef struct {
 } software_settings;
 
 static __thread software_settings tile_settings_now;
-static __thread uint8_t tile_bytes[8][16][64];
+static __thread uint8_t tile_bytes[8][16][64] __attribute__((aligned(64)));
 
 static inline void check_tile(int tile) {
   const software_settings *now = &tile_settings_now;
@@ -45,39 +45,55 @@ static inline void software_stored(int tile, void *base, int64_t stride) {
     memcpy((char *)base + row * stride, tile_bytes[tile][row], tile_settings_now.row_bytes[tile]);
 }
 
-static inline float software_wide(uint16_t half) {
-  const uint32_t bits = (uint32_t)half << 16;
+/* Tile products need three different tiles of matching sizes. */
+static inline void check_product(int sums, int left, int right) {
+  check_tile(sums), check_tile(left), check_tile(right);
+  const software_settings *now = &tile_settings_now;
+  if (sums == left || sums == right || left == right) abort();
+  if (now->rows[sums] != now->rows[left] || now->row_bytes[left] != 4 * now->rows[right] ||
+      now->row_bytes[sums] != now->row_bytes[right])
+    abort();
+}
+
+static inline float software_float(uint32_t bits) {
   float value;
   memcpy(&value, &bits, sizeof value);
   return value;
 }
 
+/* The products of even elements and of odd ones are summed apart, by fused multiply-adds, before they are added to the sums. */
+static __attribute__((noipa)) void software_dot_row(const uint32_t *left, const uint8_t (*right)[64], int pairs, int columns,
+                                                    float *sums) {
+  float even[16] = {0}, odd[16] = {0};
+  for (int pair = 0; pair < pairs; pair++) {
+    const float first = software_float(left[pair] << 16), second = software_float(left[pair] & 0xffff0000u);
+    uint32_t both[16];
+    memcpy(both, right[pair], sizeof both);
+#pragma omp simd
+    for (int column = 0; column < 16; column++) {
+      even[column] = __builtin_fmaf(first, software_float(both[column] << 16), even[column]);
+      odd[column] = __builtin_fmaf(second, software_float(both[column] & 0xffff0000u), odd[column]);
+    }
+  }
+  for (int column = 0; column < columns; column++) sums[column] += even[column] + odd[column];
+}
+
+/* The instruction takes denormal numbers for 0 and rounds to the nearest; it ignores MXCSR. */
 static inline void software_dpbf16ps(int sums, int left, int right) {
-  check_tile(sums), check_tile(left), check_tile(right);
+  enum { DENORMALS_ARE_ZERO = 0x0040, FLUSH_TO_ZERO = 0x8000, NO_EXCEPTIONS = 0x1f80 };
+  check_product(sums, left, right);
   const software_settings *now = &tile_settings_now;
-  if (now->rows[sums] != now->rows[left] || now->row_bytes[left] != 4 * now->rows[right] ||
-      now->row_bytes[sums] != now->row_bytes[right])
-    abort();
+  const unsigned before = _mm_getcsr();
+  _mm_setcsr(NO_EXCEPTIONS | DENORMALS_ARE_ZERO | FLUSH_TO_ZERO);
   for (int row = 0; row < now->rows[sums]; row++)
-    for (int pair = 0; pair < now->row_bytes[left] / 4; pair++)
-      for (int column = 0; column < now->row_bytes[sums] / 4; column++) {
-        float sum;
-        uint16_t a[2], b[2];
-        memcpy(&sum, &tile_bytes[sums][row][4 * column], 4);
-        memcpy(a, &tile_bytes[left][row][4 * pair], 4);
-        memcpy(b, &tile_bytes[right][pair][4 * column], 4);
-        sum += software_wide(a[0]) * software_wide(b[0]);
-        sum += software_wide(a[1]) * software_wide(b[1]);
-        memcpy(&tile_bytes[sums][row][4 * column], &sum, 4);
-      }
+    software_dot_row((const uint32_t *)(const void *)tile_bytes[left][row], tile_bytes[right], now->row_bytes[left] / 4,
+                     now->row_bytes[sums] / 4, (float *)(void *)tile_bytes[sums][row]);
+  _mm_setcsr(before);
 }
 
 static inline void software_dpbsud(int sums, int left, int right) {
-  check_tile(sums), check_tile(left), check_tile(right);
+  check_product(sums, left, right);
   const software_settings *now = &tile_settings_now;
-  if (now->rows[sums] != now->rows[left] || now->row_bytes[left] != 4 * now->rows[right] ||
-      now->row_bytes[sums] != now->row_bytes[right])
-    abort();
   for (int row = 0; row < now->rows[sums]; row++)
     for (int four = 0; four < now->row_bytes[left] / 4; four++)
       for (int column = 0; column < now->row_bytes[sums] / 4; column++) {

@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 
 from kernels.gpu import triton_kernels
+from kernels.gpu.launch_table import fix_launches
 from tests.kernels.cases import DEVICES
 
 DEVICE = DEVICES[-1]
 
 
 @contextmanager
-def triton_in_use() -> Iterator[Counter[str]]:
+def triton_in_use(*, is_fixed: bool = False) -> Iterator[Counter[str]]:
     """Operations use the Triton kernels for tensors on `DEVICE`; counts the calls of each operation's kernel.
+
+    `is_fixed`: as with `--deterministic`.
 
     Skips the test without Triton, or if Triton does not fit the device.
     """
@@ -29,6 +32,7 @@ def triton_in_use() -> Iterator[Counter[str]]:
         pytest.importorskip("tests.kernels.gpu.interpreter_bf16").make_bf16_right()
         pytest.importorskip("tests.kernels.gpu.interpreter_tf32").make_tf32_right()
         pytest.importorskip("tests.kernels.gpu.interpreter_patches").make_faster()
+    fix_launches(is_fixed)
     triton_kernels.load_triton_kernels(DEVICE)
     taken: Counter[str] = Counter()
     for name, found in list(triton_kernels._loaded.items()):
@@ -40,6 +44,7 @@ def triton_in_use() -> Iterator[Counter[str]]:
             yield taken
     finally:
         triton_kernels._loaded.clear()
+        fix_launches(False)
 
 
 def _counted(name: str, found: triton_kernels.TritonKernel, taken: Counter[str]) -> triton_kernels.TritonKernel:

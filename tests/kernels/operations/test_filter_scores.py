@@ -3,6 +3,7 @@ import torch
 from torch import Tensor
 
 from kernels.operations.filter_scores import FIRST_CANDIDATES, filter_min_p, filter_top
+from kernels.operations.row_sums import SUMMED_AT_ONCE, row_sums
 from tests.kernels.cases import DEVICES
 
 transformers = pytest.importorskip("transformers")
@@ -78,3 +79,21 @@ def test_min_p_keeps_the_tokens_that_transformers_keeps(min_p: float, device: st
     expected = transformers.MinPLogitsWarper(min_p)(NO_IDS.to(device), scores.clone())
     filter_min_p(scores, torch.full((4,), min_p, device=device))
     assert torch.equal(scores, expected)
+
+
+def test_a_row_keeps_the_same_tokens_alone_and_in_any_batch_with_any_number_of_threads() -> None:
+    """A long single row is what torch gives to several threads; other rows decide how many candidates there are."""
+    size = 4 * SUMMED_AT_ONCE + 5
+    scores = torch.randn(len(ROWS), size, generator=torch.Generator().manual_seed(1)) * 3
+    num_threads = torch.get_num_threads()
+    together = run(ROWS, scores, "cpu")
+    sums = row_sums(scores)
+    assert torch.allclose(sums, scores.double().sum(-1, keepdim=True).float(), rtol=1e-4, atol=1e-2)
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            for index, row in enumerate(ROWS):
+                assert torch.equal(row_sums(scores[index : index + 1]), sums[index : index + 1])
+                assert torch.equal(run([row], scores[index : index + 1], "cpu")[0], together[index])
+    finally:
+        torch.set_num_threads(num_threads)

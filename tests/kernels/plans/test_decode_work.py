@@ -17,7 +17,7 @@ from kernels.plans.decode_work import (
     DecodeLayout,
     plan_decode_work,
 )
-from kernels.plans.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
+from kernels.plans.prefill_tiles import ALL_SPLITS, NO_PART, TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
 from kernels.plans.shared_runs import MAX_LEVELS, MIN_TOKENS, find_shared_runs
 
 UNTOUCHED = -77
@@ -250,9 +250,10 @@ def test_tiles_cover_every_new_token_once(rows: list[tuple[int, int]], num_spare
     starts = np.cumsum(query_lens) - query_lens
     seen: Counter[tuple[int, int]] = Counter()
     costs = []
-    for row, first_query, first_token, num_queries in tiles.tolist():
+    for row, first_query, first_token, num_queries, *splits in tiles.tolist():
         if row == -1:
             continue
+        assert splits == [0, ALL_SPLITS, NO_PART, 1]
         assert 1 <= num_queries <= tile_tokens
         assert first_token == starts[row] + first_query
         costs.append(int(context_lens[row]) + first_query)

@@ -8,7 +8,7 @@ from messages.columns import pack_float32, pack_int32
 from messages.frame_files import DECODERS, FrameReader
 from messages.frames import HEADER
 from messages.ring.replies import PooledReply, PromptReply, StepReplies
-from messages.ring.requests import ChatPrompt
+from messages.ring.requests import ChatPrompt, SamplingParams, Stamps, UserMsg
 from messages.ring.spans import DIGEST_BYTES, PromptSpan
 from runtime.black_box.frame_writer import FrameWriter
 from runtime.black_box.redaction import redact, redact_file
@@ -29,6 +29,15 @@ def test_lengths_and_everything_that_is_no_content_stay():
     clean = redact(message)
     assert (clean.step_id, clean.uids, clean.attempts) == (5, message.uids, message.attempts)
     assert (clean.token_ids, clean.texts) == (bytes(8), ("xxxx", "xxxxx"))
+
+
+def test_clients_stay_apart_under_pseudonyms():
+    one, same, other = (
+        redact(UserMsg(1, 0, b"", SamplingParams(1), Stamps(), client=name)).client
+        for name in ("10.0.0.1", "10.0.0.1", "10.0.0.2")
+    )
+    assert one == same != other
+    assert "10.0" not in one + other
 
 
 def test_the_vector_of_a_prompt_is_hidden():

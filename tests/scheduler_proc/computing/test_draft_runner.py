@@ -35,7 +35,7 @@ def test_a_page_takes_the_memory_of_both_and_without_a_draft_model_of_one(model_
     assert both.draft_runner is not None
     assert both.draft_runner.num_pages == both.num_pages
     passes = (both.forward_passes, both.draft_runner.forward_passes)
-    weight_bytes, sizes = measure_models(make_config(model_dir, draft_model=model_dir, **flags))
+    weight_bytes, sizes, *_ = measure_models(make_config(model_dir, draft_model=model_dir, **flags))
     assert weight_bytes > 1.9 * measure_models(config)[0]
     assert sizes.num_bytes(both.num_pages) == sum(each.cache.num_bytes for each in passes)
 

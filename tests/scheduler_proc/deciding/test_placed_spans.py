@@ -189,7 +189,7 @@ def test_hundreds_of_mixed_requests_with_spans_lose_nothing(needs):
     soak.run()
     soak.check()
     assert bench.gauge("preemptions") > 0
-    assert bench.gauge("prefix_hit_tokens") > 20
+    assert bench.gauge("prefix_hit_tokens") > 10
 
 
 @pytest.mark.timeout(300)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from messages.ring.requests import AbortMsg
@@ -150,3 +151,19 @@ def test_a_request_that_ends_before_it_is_notified_of_is_never_reported_of():
     bench.step()
     assert all(not isinstance(row, WaitingRow) or row.uid != 2 for report in bench.reports for row in report.waiting)
     assert bench.last.facts.waits_for is None
+
+
+def test_places_of_several_clients_are_by_turns_and_count_tokens(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(schedule_reports, "REFRESH_NS", 0)
+    bench = Listening(max_num_seqs=1)
+    rows = [user_msg(uid, prompt(6, uid), max_tokens=9, ignore_eos=True) for uid in range(1, 7)]
+    clients = ["one", "one", "one", "one", "two", "three"]
+    bench.send(*[msgspec.structs.replace(row, client=client) for row, client in zip(rows, clients, strict=True)])
+    bench.step()
+    (row,) = bench.last.chunks
+    assert row.uid == 5, "the client with the fewest tokens is first"
+    places = {row.uid: (row.num_before, row.num_tokens_before, row.num_clients_before) for row in bench.last.waiting}
+    assert sorted(places.values()) == [(0, 6, 0), (1, 12, 1), (2, 18, 1), (3, 24, 1), (4, 30, 1)]
+    assert {places[1][0], places[6][0]} == {0, 1}, "each client's first request comes first"
+    assert [places[uid][0] for uid in (2, 3, 4)] == [2, 3, 4]
+    bench.run()

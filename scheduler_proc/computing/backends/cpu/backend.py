@@ -11,15 +11,20 @@ from kernels.cpu.library import find_kernel, load_kernels
 from messages.config.server import CacheConfig, Config, ModelConfig
 from messages.errors import BootError
 from runtime.gguf.conversion import IN_BLOCKS
+from runtime.machine import CGROUP, MEMORY_INFO, available_memory_bytes
 from runtime.numa import file_of_group
 from scheduler_proc.computing.backends.backend import ModelParts, OwnWeights, Place, RunnerFactory, SharedWeights
 from scheduler_proc.computing.backends.cpu.cores import auto_dtype, find_share, set_threads
+from scheduler_proc.computing.backends.cpu.forward_passes import open_workspace
 from scheduler_proc.computing.backends.cpu.loading import CpuRunnerFactory
 from scheduler_proc.computing.backends.cpu.weight_memory import WeightMemory
 from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.kv_cache.kv_tensors import share_of_memory
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.parallel import ParallelGroup, join_group
 from scheduler_proc.computing.placement import DTYPES, Placement, find_kv_codes, refuse_quantization
 from scheduler_proc.computing.report import Report
+from scheduler_proc.computing.step.shapes import StepLimits
 
 GLOO_ADDRESS = "127.0.0.1"
 
@@ -42,6 +47,9 @@ class CpuBackend:
         quantization = None if model.quantization == "none" else model.quantization
         return Placement(torch.device("cpu"), dtype, quantization, kv_codes, kv_numbers)
 
+    def check_model(self, config: Config, model: ModelDescription | None) -> None:
+        """It computes every model; `--deterministic` asks for what it always does."""
+
     def bind(self, config: Config, placement: Placement, place: Place) -> None:
         if config.cache.kv_offload_gb:
             raise BootError(
@@ -56,6 +64,15 @@ class CpuBackend:
     def join_ranks(self, file: Path, rank: int, size: int, timeout_s: float) -> ParallelGroup:
         """Connects the ranks with Gloo through the loopback interface."""
         return join_group(file, rank, size, timeout_s, _connect)
+
+    def free_bytes(self, config: Config, placement: Placement) -> int:
+        return available_memory_bytes(MEMORY_INFO, CGROUP)
+
+    def step_bytes(self, model: ModelDescription, placement: Placement, limits: StepLimits) -> int:
+        return open_workspace(model, placement.dtype, limits).num_bytes
+
+    def cache_bytes(self, config: Config, left_bytes: int, needed_bytes: int) -> int:
+        return share_of_memory(config, left_bytes, needed_bytes)
 
     def open_weights(self, config: Config, place: Place, identity: bytes) -> SharedWeights:
         """Engines on the same cores share the memory of a file, unless flags say otherwise."""

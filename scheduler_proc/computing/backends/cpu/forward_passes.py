@@ -24,6 +24,7 @@ from scheduler_proc.computing.backends.cpu.device import CpuDevice
 from scheduler_proc.computing.device import Forward
 from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors
 from scheduler_proc.computing.model.decoder import Decoder
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.workspace import Workspace
 from scheduler_proc.computing.sampling.results import Forwarded, head_slots
 from scheduler_proc.computing.step.inputs import StepInputs
@@ -57,6 +58,12 @@ CaptureKey = tuple[frozenset[str], int]
 log = logging.getLogger("sluice.cpu_forward_passes")
 
 
+def open_workspace(model: ModelDescription, dtype: torch.dtype, limits: StepLimits) -> Workspace:
+    """Returns the workspace of steps within `limits`, which takes no memory before it is used."""
+    max_rows = max(limits.max_num_seqs, MIN_CAPTURED_TOKENS)
+    return Workspace(model, dtype, max(limits.max_num_batched_tokens, max_rows), max_rows)
+
+
 class CpuForwardPasses:
     """The forward passes of `decoder` over `cache`. Activations and logits are in one workspace."""
 
@@ -68,8 +75,7 @@ class CpuForwardPasses:
         self.cache = cache
         self._device = device
         self._max_rows = max(limits.max_num_seqs, MIN_CAPTURED_TOKENS)
-        max_tokens = max(limits.max_num_batched_tokens, self._max_rows)
-        self._workspace = Workspace(decoder.model, decoder.activation_dtype, max_tokens, self._max_rows)
+        self._workspace = open_workspace(decoder.model, decoder.activation_dtype, limits)
         self._limits = limits
         self._features = None if limits.optional else limits.captures[0]
         """The features of every step; `None` if some steps have others."""

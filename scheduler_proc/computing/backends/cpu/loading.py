@@ -3,10 +3,11 @@
 from torch import Tensor
 
 from messages.config.server import Config
+from runtime.machine import CGROUP, MEMORY_INFO, available_memory_bytes
 from scheduler_proc.computing.backends.cpu.device import CpuDevice
 from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.backends.cpu.populate import PagePopulation
-from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors, free_cpu_cache_bytes
+from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors, share_of_memory
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.runner import MakeRunner, Runner
@@ -32,8 +33,8 @@ class CpuRunnerFactory:
         return Runner(self._decoder, self.device, passes, self._limits, cache.num_pages)
 
     def measure_cache_bytes(self, make_runner: MakeRunner, bytes_per_page: int) -> int:
-        run = self._config.run
-        return free_cpu_cache_bytes(self._limits.num_pages * bytes_per_page, run.data_parallel * run.tensor_parallel)
+        available_bytes = available_memory_bytes(MEMORY_INFO, CGROUP)
+        return share_of_memory(self._config, available_bytes, self._limits.num_pages * bytes_per_page)
 
     def warm_up(self, runner: Runner, cache: KVTensors) -> str:
         hidden = [] if cache.hidden is None else [cache.hidden]  # may be another model's

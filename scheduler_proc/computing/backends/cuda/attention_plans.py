@@ -3,16 +3,24 @@
 They are columns of the step, whose size depends only on the step's shape.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from kernels.dispatch import count_programs
-from kernels.gpu.launch_table import count_tile_tokens, find_launch
-from kernels.plans.decode_work import DecodeLayout, DecodeShape, DecodeWork, make_decode_scratch, plan_decode_work
+from kernels.gpu.launch_table import count_tile_tokens, find_launch, has_fixed_launches
+from kernels.plans.decode_work import (
+    DecodeLayout,
+    DecodeShape,
+    DecodeWork,
+    PlanLayout,
+    make_decode_scratch,
+    plan_decode_work,
+)
 from kernels.plans.prefill_tiles import max_prefill_tiles, plan_prefill_tiles
+from kernels.plans.split_work import SplitLayout, make_split_scratch, plan_split_work
 from messages.ring.steps import Batch
 from scheduler_proc.computing.step.inputs import AttentionKind, StepInputs
 from scheduler_proc.computing.step.packing import Arrays, StepShape
@@ -20,6 +28,8 @@ from scheduler_proc.computing.step.packing import Arrays, StepShape
 
 class ShapePlans:
     """The size of plans for one shape of heads, and the memory that its kernels share."""
+
+    plan_decode: Callable[..., None] = staticmethod(plan_decode_work)
 
     def __init__(self, shape: DecodeShape, max_rows: int, shares_prefixes: bool, device: torch.device):
         self._heads = shape.num_heads, shape.num_kv_heads
@@ -33,6 +43,20 @@ class ShapePlans:
         # A single row shares with no other, and plans that can share have larger products.
         shares_prefixes = self._shares_prefixes and max_rows > 1
         return DecodeLayout(max_rows, *self._heads, self._num_programs, shares_prefixes, self._merges_in_kernel)
+
+
+class SplitPlans:
+    """The same with fixed launches: a list for few rows or many is as long, and rows read shared pages each."""
+
+    plan_decode: Callable[..., None] = staticmethod(plan_split_work)
+
+    def __init__(self, shape: DecodeShape, max_rows: int, _shares_prefixes: bool, device: torch.device):
+        self._num_heads = shape.num_heads
+        self.tile_tokens = count_tile_tokens(*shape.launch_shape)
+        self.scratch = make_split_scratch(self.layout(max_rows), shape.head_dim, device)
+
+    def layout(self, max_rows: int) -> SplitLayout:
+        return SplitLayout(max_rows, self._num_heads)
 
 
 class AttentionPlans:
@@ -49,15 +73,15 @@ class AttentionPlans:
         device: torch.device,
     ):
         self._page_size = max((shape.page_size for shape in shapes.values()), default=0)
-        plans = {
-            shape: ShapePlans(shape, max_rows, shares_prefixes, device) for shape in dict.fromkeys(shapes.values())
-        }
+        make = SplitPlans if has_fixed_launches() else ShapePlans
+        plans = {shape: make(shape, max_rows, shares_prefixes, device) for shape in dict.fromkeys(shapes.values())}
         self._kinds = {kind: plans[shape] for kind, shape in shapes.items()}
         self._tile_tokens = list(dict.fromkeys(plan.tile_tokens for plan in self._kinds.values()))
 
     def planned(self, shape: StepShape, max_rows: int) -> StepShape:
         """Returns the shape with room for the plans; their decode part serves up to `max_rows` rows, if it has any."""
-        layouts, num_tiles = (), ()
+        layouts: tuple[PlanLayout, ...] = ()
+        num_tiles: tuple[int, ...] = ()
         if shape.num_decode_rows:
             layouts = tuple(plans.layout(max_rows) for plans in self._kinds.values())
         if shape.num_prefill_tokens:
@@ -69,8 +93,8 @@ class AttentionPlans:
         """Writes the columns of the plans for `batch`, whose other columns are already in `arrays`."""
         num_decode, num_rows = batch.num_decode_rows, len(batch.query_lens) // 4
         num_keys, tables = arrays["decode_num_keys"][:num_decode], arrays["decode_page_tables"][:num_decode]
-        for index, (layout, kind) in enumerate(zip(shape.decode_layouts, self._kinds, strict=False)):
-            plan_decode_work(layout, num_keys, tables, self._page_size, arrays[f"decode_plan_{index}"], kind[-1])
+        for index, (layout, (kind, plans)) in enumerate(zip(shape.decode_layouts, self._kinds.items(), strict=False)):
+            plans.plan_decode(layout, num_keys, tables, self._page_size, arrays[f"decode_plan_{index}"], kind[-1])
         rows = slice(0, num_rows - num_decode)
         lens = arrays["prefill_query_lens"][rows], arrays["prefill_context_lens"][rows]
         for index in range(len(shape.num_tiles)):

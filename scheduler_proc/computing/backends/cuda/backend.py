@@ -15,9 +15,11 @@ from scheduler_proc.computing.backends.backend import ModelParts, OwnWeights, Pl
 from scheduler_proc.computing.backends.cuda.device import CudaDevice
 from scheduler_proc.computing.backends.cuda.loading import GpuRunnerFactory
 from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.parallel import ParallelGroup, join_group
 from scheduler_proc.computing.placement import DTYPES, Placement, find_kv_codes, refuse_quantization
 from scheduler_proc.computing.report import Report
+from scheduler_proc.computing.step.shapes import StepLimits
 
 
 class CudaBackend:
@@ -45,6 +47,16 @@ class CudaBackend:
             raise BootError("--kv-cache-dtype fp8: pages need 2 tokens or more on CUDA; raise --block-size")
         return Placement(device, dtype, kv_codes=kv_codes)
 
+    def check_model(self, config: Config, model: ModelDescription | None) -> None:
+        if not config.model.deterministic:
+            return
+        for is_refused, reason in (
+            (config.run.tensor_parallel > 1, "NCCL's sums of several ranks depend on the step; use --data-parallel"),
+            (model is None, "torch's products in transformers' code depend on the step; take a family in README.md"),
+        ):
+            if is_refused:
+                raise BootError(f"--deterministic: {reason}, or leave the flag out")
+
     def bind(self, config: Config, placement: Placement, place: Place) -> None:
         """Libraries that are given no device, such as Triton, use this GPU afterwards."""
         if placement.device.index:
@@ -56,6 +68,16 @@ class CudaBackend:
     def join_ranks(self, file: Path, rank: int, size: int, timeout_s: float) -> ParallelGroup:
         """Connects the ranks with NCCL."""
         return join_group(file, rank, size, timeout_s, _connect, sums_in_rank_order=False)
+
+    def free_bytes(self, config: Config, placement: Placement) -> int:
+        free_bytes, total_bytes = torch.cuda.mem_get_info(placement.device)
+        return int(total_bytes * config.cache.gpu_memory_utilization) - (total_bytes - free_bytes)
+
+    def step_bytes(self, model: ModelDescription, placement: Placement, limits: StepLimits) -> None:
+        return None
+
+    def cache_bytes(self, config: Config, left_bytes: int, needed_bytes: int) -> int:
+        return left_bytes
 
     def open_weights(self, config: Config, place: Place, identity: bytes) -> OwnWeights:
         return OwnWeights()

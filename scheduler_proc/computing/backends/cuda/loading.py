@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 
+from kernels.gpu.launch_table import fix_launches
 from kernels.gpu.triton_kernels import leave_out_failed, load_triton_kernels
 from kernels.plans.decode_work import DecodeShape
 from messages.errors import BootError
@@ -34,8 +35,12 @@ class GpuRunnerFactory:
         self._report = report
         self._degraded: list[str] = []
         self._attention: AttentionPlans | None = None
+        self._is_fixed = model.config.model.deterministic
+        fix_launches(self._is_fixed)
         if _load_kernels(device):
             self._attention = self._try(partial(_make_attention, model, device))
+        elif self._is_fixed:
+            raise BootError("--deterministic needs Triton's kernels: `pip install triton` brings them to Linux")
         else:
             self._degraded.append("Triton cannot be loaded, so plain torch computes")
         self._can_capture = not model.config.model.enforce_eager
@@ -93,6 +98,11 @@ class GpuRunnerFactory:
                 if name is None:
                     raise
                 reason = reason_of(error)
+                if self._is_fixed:
+                    raise BootError(
+                        f"--deterministic: the Triton kernel of {name} cannot be compiled or launched: {reason}. "
+                        "Leave the flag out, and plain torch computes it; another version of Triton may compile it"
+                    ) from error
                 log.warning(
                     "the Triton kernel of %s cannot be compiled or launched, so plain torch computes it, which is "
                     "slower: %s. Another version of Triton or of the driver may compile it",

@@ -34,6 +34,8 @@ class CompileCase:
     has_wgmma: bool = False
     max_shared_bytes: int = MAX_SHARED_BYTES
     max_spilled_bytes: int = 0
+    max_fused: int = 0
+    """Products fused with sums that the kernel may have although its launch has `enable_fp_fusion` off."""
     max_loop_stalls: int | None = None
     """The most instructions of `compile_report.STALLS` in its loops; `None`: not looked at, which takes less time."""
 

@@ -30,13 +30,13 @@ from triton.compiler import ASTSource
 
 from kernels.cpu.build import cache_dir
 from kernels.gpu.occupancy import count_side_by_side
-from kernels.gpu.triton_kernels import NAMES
+from kernels.gpu.triton_kernels import FIXED, NAMES
 from tests.kernels.gpu.cases.compile_case import CompileCase
 
 TARGET = GPUTarget("cuda", 90, 32)
 TOOLS = Path(nvidia.__path__[0]) / "bin"
 ALIGNED = ":16"
-OPTIONS = ("num_warps", "num_stages", "maxnreg", "num_ctas")
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "num_ctas", "enable_fp_fusion")
 """Launch options that are not parameters of the kernel."""
 COLUMNS = (
     "registers",
@@ -49,6 +49,8 @@ COLUMNS = (
     "loop_stalls",
 )
 DEFAULT_NUM_WARPS = 4
+FILES = tuple(dict.fromkeys((*NAMES, *FIXED.values())))
+"""The files of kernels that have cases."""
 PRODUCTS = {"HMMA", "HGMMA"}
 STALLS = {"LDG", "F2F", "LDL", "STL"}
 """What a loop of products should not have: loads that it waits for, conversions of a sixteenth of the rate, spills."""
@@ -70,6 +72,8 @@ class Compiled:
     num_instructions: int | None
     loop_instructions: int | None
     loop_stalls: int | None
+    num_fused: int = 0
+    """Products fused with sums."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class Line:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", default=NAMES, help="operations (default: all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", default=FILES, help="operations (default: all)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
     parser.add_argument(
         "--skip", action="append", default=[], metavar="REGEX", help="leave out cases with it in NAME: LABEL"
@@ -143,6 +147,8 @@ def check(case: CompileCase, compiled: Compiled) -> list[str]:
         complaints.append(f"{compiled.shared_bytes} bytes of shared memory, of {case.max_shared_bytes}")
     if case.has_wgmma and not compiled.num_wgmma:
         complaints.append("no wgmma")
+    if compiled.num_fused > case.max_fused and not case.launch.get("enable_fp_fusion", True):
+        complaints.append(f"{compiled.num_fused} products fused with sums")
     if case.max_loop_stalls is not None and (compiled.loop_stalls or 0) > case.max_loop_stalls:
         complaints.append(f"{compiled.loop_stalls} instructions of {sorted(STALLS)} in its loops")
     return complaints
@@ -169,7 +175,8 @@ def compile_case(case: CompileCase, counts: bool) -> Compiled:
     listing = _read_machine_code(made.asm["cubin"], counts)
     registers, stack_bytes = map(int, re.findall(r"\b(?:REG|STACK):(\d+)", listing))
     numbers = count_instructions(listing) if counts else (None, None, None)
-    compiled = Compiled(registers, stack_bytes, made.metadata.shared, num_wgmma, num_mma, *numbers)
+    num_fused = len(re.findall(r"\bfma\.", made.asm["ptx"]))
+    compiled = Compiled(registers, stack_bytes, made.metadata.shared, num_wgmma, num_mma, *numbers, num_fused)
     partial = path.with_suffix(f".{os.getpid()}")
     partial.write_text(dumps(asdict(compiled)), encoding="utf-8")
     partial.replace(path)

@@ -22,7 +22,8 @@ def _launch_of(shape: ModelShape, cached: torch.dtype) -> Launch:
 _SIGNATURE = (
     dict.fromkeys(("query", "keys", "values", "key_scales", "value_scales", "out"), "*bf16:16")
     | dict.fromkeys(("page_tables", "context_lens", "tiles"), "*i32:16")
-    | {"sinks": "*fp32:16", "scale_log2": "fp32", "cap_log2": "fp32", "query_stride": "i32:16", "table_stride": "i32"}
+    | dict.fromkeys(("partials", "maxima", "sums", "sinks"), "*fp32:16")
+    | {"scale_log2": "fp32", "cap_log2": "fp32", "query_stride": "i32:16", "table_stride": "i32"}
 )
 _CASES = {
     model: CompileCase(
@@ -38,6 +39,7 @@ _CASES = {
             "WINDOW": 0,
             "HAS_CAP": False,
             "HAS_SINKS": False,
+            "SPLIT": 0,
         },
         launch=_launch_of(shape, torch.bfloat16),
         max_registers=168 if shape.head_dim == 64 else 224,

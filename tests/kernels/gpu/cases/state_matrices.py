@@ -23,13 +23,16 @@ def cases_of(model: str, form: StateForm) -> tuple[CompileCase, ...]:
     """Returns those of the step, the preparation and the carrying; Triton 3.6 spills more than 3.9."""
     constants = {"FORM": form, "PRECISION": "bf16x3"}
     return (
-        CompileCase(
-            label=f"{model}, step",
-            kernel=step,
-            signature=_TOKENS | _GATES | _STORED,
-            constants={"FORM": form},
-            launch=launch_on(HOPPER, "state_step", form.key_size, form.value_size),
-            max_registers=96,
+        *(
+            CompileCase(
+                label=f"{model}, step{'s of prompts' if has_lens else ''}",
+                kernel=step,
+                signature=_TOKENS | _GATES | _STORED | {"lens": "*i32"},
+                constants={"FORM": form, "HAS_LENS": has_lens},
+                launch=launch_on(HOPPER, "state_step", form.key_size, form.value_size),
+                max_registers=96,
+            )
+            for has_lens in (False, True)
         ),
         CompileCase(
             label=f"{model}, prepare",
@@ -58,5 +61,5 @@ def chunks_in_float32(cases: tuple[CompileCase, ...]) -> tuple[CompileCase, ...]
     """Operands of such products have two halves in registers."""
     return tuple(
         in_float32(case, constants={**case.constants, "PRECISION": "tf32x3"}, max_spilled_bytes=2048)
-        for case in cases[1:]
+        for case in cases[2:]
     )

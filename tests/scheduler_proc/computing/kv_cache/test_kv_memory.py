@@ -15,8 +15,8 @@ from messages.columns import unpack_int32
 from messages.config.server import Config
 from messages.errors import BootError
 from messages.ring.replies import DetokenizeMsg
+from scheduler_proc.computing.backends.cpu import loading
 from scheduler_proc.computing.backends.cpu.populate import PagePopulation
-from scheduler_proc.computing.kv_cache import kv_tensors
 from scheduler_proc.computing.kv_cache.kv_memory import KVMemory
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.deciding.pages.page_journal import PageJournal
@@ -146,7 +146,7 @@ def test_the_number_of_pages_stays_whatever_memory_is_free(
     config = configure(model_dir, num_pages=None)
     first = Served(config, path, [], 3)
     wait_until_free(path)
-    monkeypatch.setattr(kv_tensors, "available_memory_bytes", lambda *_: 200 << 20)
+    monkeypatch.setattr(loading, "available_memory_bytes", lambda *_: 200 << 20)
     second = Served(config, path, first.token_ids, 3)
     assert second.gauges["pages_all"] == first.gauges["pages_all"]
     assert second.gauges["pages_recovered"] > 0

@@ -12,13 +12,12 @@ from msgspec.structs import replace
 from messages.errors import BootError
 from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.hf_config import read_hf_config
-from scheduler_proc.computing.kv_cache import kv_tensors
 from scheduler_proc.computing.kv_cache.kv_tensors import (
     GIB,
     KVTensors,
     allocate_cache,
     choose_num_pages,
-    free_cpu_cache_bytes,
+    share_of_memory,
 )
 from scheduler_proc.computing.kv_cache.page_sizes import PageSizes, page_bytes
 from scheduler_proc.computing.load_runner import load_runner
@@ -187,11 +186,11 @@ def test_memory_that_is_not_provided_is_a_clear_error(model: ModelDescription) -
         allocate_cache(model, 1 << 42, 16, CPU)
 
 
-def test_the_default_has_room_for_one_long_request_where_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_tensors, "available_memory_bytes", lambda memory_info, cgroup: 24 * GIB)
-    assert free_cpu_cache_bytes(GIB) == 4 * GIB
-    assert free_cpu_cache_bytes(5 * GIB) == 5 * GIB
-    assert free_cpu_cache_bytes(7 * GIB) == 6 * GIB
+def test_the_default_has_room_for_one_long_request_where_memory_allows(model_dir: Path) -> None:
+    config = make_config(model_dir)
+    assert share_of_memory(config, 24 * GIB, GIB) == 4 * GIB
+    assert share_of_memory(config, 24 * GIB, 5 * GIB) == 5 * GIB
+    assert share_of_memory(config, 24 * GIB, 7 * GIB) == 6 * GIB
 
 
 def cache_of(runner: Runner) -> KVTensors:

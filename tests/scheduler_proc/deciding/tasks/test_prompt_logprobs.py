@@ -80,7 +80,7 @@ def test_a_prompt_preempted_in_mid_chunk_finds_its_own_pages_as_far_as_its_logpr
     bench.send(user_msg(3, PROMPT, max_tokens=3, ignore_eos=True, num_prompt_logprobs=1))
     bench.step()
     stages = bench.scheduler._stages
-    stages.preempt(stages.last_in_priority())
+    stages.preempt(stages.last_in_priority(stages.running.values()))
     stages.check()
     assert bench.step() == {3: 10}
     assert list(unpack_int32(bench.runner.batches[-1].context_lens)) == [8], "two pages of the ten computed tokens"

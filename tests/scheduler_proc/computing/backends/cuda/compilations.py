@@ -1,8 +1,8 @@
 """Prints which Triton kernels would be compiled while a model is loaded for a GPU, and which later, as JSON.
 
-    python -m tests.scheduler_proc.computing.backends.cuda.compilations MODEL [--enforce-eager] [--compile]
+    python -m tests.scheduler_proc.computing.backends.cuda.compilations MODEL [FLAG ...] [--compile]
 
-Weights in blocks, of a GGUF file, are computed in planes.
+FLAG is --enforce-eager or --deterministic. Weights in blocks, of a GGUF file, are computed in planes.
 
 It needs no GPU: Triton chooses each specialization as for a Hopper GPU, notes it, and neither compiles nor launches it.
 So tokens mean nothing. Tensors are on the CPU, where memory is aligned as on a GPU or better. MODEL is a directory or a
@@ -28,12 +28,13 @@ from triton.runtime import driver as active_driver
 
 from benchmarks.bench_http import TOKENIZER
 from benchmarks.model_shapes import SHAPES, make_shape, with_window_pages, write_model
-from kernels.formats import registry
+from kernels.formats import plain, registry
 from kernels.gpu.triton_kernels import load_triton_kernels
 from messages.columns import pack_float32, pack_int32
 from messages.ring.requests import SamplingParams
 from messages.ring.steps import Batch
 from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.loading import formats
 from scheduler_proc.computing.runner import Runner
 from tests.checkpoints import make_config
 from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice, late_backend
@@ -99,12 +100,15 @@ def main() -> None:
     settings: Any = knobs.runtime
     settings.jit_cache_hook = record
     registry.is_on_cpu = lambda device: False
+    # On a GPU weights that are no blocks are plain; their products are Triton's with --deterministic alone.
+    formats.has_packed_kernel, plain.is_on_cpu = (lambda _: False), (lambda _: False)
     torch.empty, torch.empty_like = _of_zeros(torch.empty), _of_zeros(torch.empty_like)
     flags = {
         "max_num_seqs": MAX_ROWS,
         "max_num_batched_tokens": 256,
         "dtype": "bfloat16",
         "enforce_eager": "--enforce-eager" in sys.argv,
+        "deterministic": "--deterministic" in sys.argv,
     } | ({"load_format": "dummy", "num_pages": 4096} if shape else {})
     with late_backend(LateDevice, lambda device_type: load_triton_kernels("cpu")):
         runner = load_runner(make_config(path, **flags), lambda text, fraction: None)

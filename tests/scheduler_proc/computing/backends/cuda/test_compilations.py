@@ -73,3 +73,23 @@ def test_kernels_of_weights_in_their_forms_are_compiled_at_load(tmp_path: Path) 
     names = [text.partition("[")[0] for text in found["loaded"]]
     assert 0 < names.count("multiply_codes") <= 2 * 3
     assert 0 < names.count("dequantize") <= 4
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+@pytest.mark.parametrize(
+    ("variant", "shape", "expected"),
+    [
+        ("qwen3-gqa-tied", {"num_hidden_layers": 2} | WINDOWS, {"attend": 2, "merge": 1, "multiply": 2}),
+        ("qwen3moe", {"num_hidden_layers": 1}, {"attend": 1, "merge": 1, "multiply_experts": 1}),
+    ],
+)
+def test_fixed_launches_are_one_kernel_for_all_steps(
+    variant: str, shape: dict[str, Any], expected: dict[str, int], tmp_path: Path
+) -> None:
+    """Decode rows in every count, prompts and captured steps: attention has a kernel for each window, and products have
+    two, as the inputs of one weight are no multiple of 16."""
+    build_checkpoint(tmp_path, variant, vocab_size=10_000, **shape)
+    found = find_compilations(tmp_path, "--deterministic")
+    assert found["later"] == {}
+    names = [text.partition("[")[0] for text in found["loaded"]]
+    assert {name: names.count(name) for name in expected} == expected

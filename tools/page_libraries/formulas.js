@@ -1,0 +1,3 @@
+// Loaded with the first formula.
+
+export {render} from "katex";
