@@ -151,6 +151,32 @@ def test_an_embedding_and_a_head_of_an_adapters_own(tmp_path: Path, variant: str
     assert_logprobs(runner, model, -1)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logprobs_are_the_same_bits_in_decode_and_in_a_prompt(tmp_path: Path, dtype: str) -> None:
+    """With updates of linear layers, and of the head."""
+    model = build_checkpoint(tmp_path / "model", "llama-biases", intermediate_size=96)
+    runner, cases = (
+        load(tmp_path / "model", dtype=dtype),
+        {1: make_adapter(model, 4), 2: make_adapter(model, 8, seed=2)},
+    )
+    merge_tables(merge(model, cases[2]), cases[2], "updated")
+    for slot, case in cases.items():
+        place(runner, slot, case, tmp_path)
+    params = SamplingParams(40, temperature=1.0, num_logprobs=1)
+    rows = [
+        Row(uid, [9 + uid], 1, params, pages=[3 * uid, 3 * uid + 1, 3 * uid + 2], adapter_slot=slot)
+        for uid, slot in enumerate((-1, 1, 2))
+    ]
+    found: list[list[float]] = [[], [], []]
+    for step in range(40):
+        planned, output = run_step(runner, step, [(row, 1) for row in rows], 16)
+        assert output.logprobs is not None
+        for (row, _), value in zip(planned, unpack_float32(output.logprobs.logprobs), strict=True):
+            found[row.uid].append(value)
+    for row in rows:
+        assert score(runner, row.ids, row.adapter_slot)[0] == found[row.uid]
+
+
 def test_equals_what_peft_merged(tmp_path: Path) -> None:
     """`make_golden.py` has made the adapter and the logprobs with PEFT's `merge_and_unload`."""
     build_checkpoint(tmp_path, "llama-gqa-tied")
