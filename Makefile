@@ -30,19 +30,16 @@ endif
 # torch comes with CUDA, 3 GB. LARGE= and ROOMS= (folders in tests/) test the others too.
 OTHER ?= $(shell $(PYTHON) tools/check_python.py --other)
 OTHER_VENV := build/other-python
-ROOMS = messages runtime/gguf frontend/parsing
+ROOMS = messages runtime/gguf
 LARGE = torch triton compressed-tensors scipy sluice
 NEED_TORCH := $(if $(LARGE),--ignore-glob='*/gguf/test_architectures.py' --ignore-glob='*/gguf/test_leniency.py')
 
 test-other:
-ifeq ($(OTHER),)
-	@echo "this machine has no newer Python than $(PYTHON): nothing to test"
-else
-	$(OTHER) -m venv --clear $(OTHER_VENV)
-	$(OTHER) -m tools.list_requirements $(LARGE) >$(OTHER_VENV)/requirements.txt
-	$(OTHER_VENV)/bin/python -m pip install --quiet --no-compile --requirement $(OTHER_VENV)/requirements.txt
-	unset PYTHONDONTWRITEBYTECODE; $(OTHER_VENV)/bin/python -m pytest -n 4 --dist loadfile $(NEED_TORCH) $(ROOMS:%=tests/%) $(ARGS)
-endif
+	@other="$(OTHER)"; [ -n "$$other" ] || { echo "this machine has no newer Python than $(PYTHON): nothing to test"; exit 0; }; \
+	set -ex; "$$other" -m venv --clear $(OTHER_VENV); \
+	"$$other" -m tools.list_requirements $(LARGE) >$(OTHER_VENV)/requirements.txt; \
+	$(OTHER_VENV)/bin/python -m pip install --quiet --no-compile --requirement $(OTHER_VENV)/requirements.txt; \
+	unset PYTHONDONTWRITEBYTECODE; $(OTHER_VENV)/bin/python -m pytest -n 2 --dist loadfile $(NEED_TORCH) $(ROOMS:%=tests/%) $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check

@@ -9,7 +9,7 @@ import {EXAMPLE} from "./tools.js";
 const CHATS = [
   {title: "Explain something", text: "Explain in three sentences how a canal lock lifts a boat."},
   {title: "Write code", text: "Write a Python function that returns true if a word is a palindrome, with an example."},
-  {title: "Ask for a fact", text: "What is the capital of France?"},
+  {title: "Ask for a fact", text: "Name the capital of France."},
 ];
 const CALL = {title: "Call a tool", text: "What is the weather in Rome?", tools: EXAMPLE};
 const TEXTS = ["Once upon a time, there was", "The city of Rome is", "ROMEO: What light is this?"]

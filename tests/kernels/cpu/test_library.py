@@ -176,6 +176,7 @@ def copy_for_setup(copy: Path) -> Path:
         "kernels/cpu/headers.py",
         "kernels/cpu/__init__.py",
         "kernels/__init__.py",
+        "messages",
         "sluice",
     ):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
