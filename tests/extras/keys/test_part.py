@@ -253,7 +253,7 @@ def test_stored_responses_belong_to_their_key(key_file: Path):
             for path in (f"/v1/responses/{stored}", f"/v1/responses/{stored}/input_items"):
                 assert get(run, key, path).status_code == status
             if status == 404:
-                continued = {"input": "go on", "previous_response_id": stored}
+                continued = {"input": "Continue.", "previous_response_id": stored}
                 for other in (continued, {"input": [{"type": "item_reference", "id": f"msg_{stored}"}]}):
                     reply = run.client.post("/v1/responses", json=other, headers=bearer(key))
                     assert reply.status_code in (400, 404), reply.text

@@ -19,7 +19,7 @@ def _launch_of(shape: ModelShape, cached: torch.dtype) -> Launch:
     return launch_on(HOPPER, "paged_prefill", shape.queries_a_head, shape.head_dim, cached.itemsize)
 
 
-_SIGNATURE = (
+SIGNATURE = (
     dict.fromkeys(("query", "keys", "values", "key_scales", "value_scales", "out"), "*bf16:16")
     | dict.fromkeys(("page_tables", "context_lens", "tiles"), "*i32:16")
     | dict.fromkeys(("partials", "maxima", "sums", "sinks"), "*fp32:16")
@@ -29,7 +29,7 @@ _CASES = {
     model: CompileCase(
         label=model,
         kernel=attend,
-        signature=_SIGNATURE,
+        signature=SIGNATURE,
         constants={
             "QUERIES": shape.queries_a_head,
             "NUM_KV_HEADS": shape.num_kv_heads,

@@ -10,23 +10,18 @@ from kernels.gpu.split_decode import merge
 from kernels.plans.split_work import SPLIT_KEYS
 from tests.kernels.gpu.cases.compile_case import CompileCase, in_float32, with_codes, with_options
 from tests.kernels.gpu.cases.model_shapes import HEADS_OF_256, HEADS_OF_512, MODEL_SHAPES, WIDE_SHAPES, ModelShape
+from tests.kernels.gpu.cases.paged_prefill import SIGNATURE
 
 
 def _launch_of(shape: ModelShape, cached: torch.dtype) -> Launch:
     return launch_on(HOPPER, "split_attention", shape.queries_a_head, shape.head_dim, cached.itemsize)
 
 
-_SIGNATURE = (
-    dict.fromkeys(("query", "keys", "values", "key_scales", "value_scales", "out"), "*bf16:16")
-    | dict.fromkeys(("page_tables", "context_lens", "tiles"), "*i32:16")
-    | dict.fromkeys(("partials", "maxima", "sums", "sinks"), "*fp32:16")
-    | {"scale_log2": "fp32", "cap_log2": "fp32", "query_stride": "i32:16", "table_stride": "i32"}
-)
 _CASES = {
     model: CompileCase(
         label=model,
         kernel=attend,
-        signature=_SIGNATURE,
+        signature=SIGNATURE,
         constants={
             "QUERIES": shape.queries_a_head,
             "NUM_KV_HEADS": shape.num_kv_heads,

@@ -78,4 +78,4 @@ def test_the_default_is_nearer_to_float32_than_bfloat16(model_dir: Path) -> None
         our_logits(make_config(model_dir, dtype=dtype, max_model_len=256), prompts).log_softmax(-1)
         for dtype in ("float32", "auto", "bfloat16")
     )
-    assert float((default - exact).abs().mean()) < 0.9 * float((bfloat16 - exact).abs().mean())
+    assert float((default - exact).abs().mean()) < 0.85 * float((bfloat16 - exact).abs().mean())
