@@ -62,21 +62,6 @@ INLINE void sum_four(const lanes *x, float *sums) {
 }
 #endif
 
-#if defined(__AVX512F__)
-/* 16 floats of a register. */
-typedef float wide_lanes __attribute__((vector_size(64), aligned(4), may_alias));
-enum { WIDE_LANES = 16 };
-
-INLINE wide_lanes load_wide(const float *x) { return *(const wide_lanes *)x; }
-
-INLINE void sum_four_wide(const wide_lanes *x, float *sums) {
-  lanes halves[4];
-  for (int k = 0; k < 4; k++)
-    halves[k] = (lanes)_mm512_castps512_ps256((__m512)x[k]) + (lanes)_mm512_extractf32x8_ps((__m512)x[k], 1);
-  sum_four(halves, sums);
-}
-#endif
-
 /* Rounds to the nearest, ties to even; NaN stays NaN. */
 INLINE uint16_t narrow_bfloat16(float x) {
   uint32_t bits = bits_of(x);
@@ -169,26 +154,6 @@ INLINE __mmask32 lanes_from(int64_t d, int64_t num_elements) {
 
 INLINE __m512 widen_vector(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
 INLINE __m256i narrow_vector(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
-
-/* The sums of each quarter of four vectors: each quarter of the result holds those of the four vectors. */
-INLINE __m512 sum_parts(__m512 a, __m512 b, __m512 c, __m512 d) {
-  __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-  __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-  return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))),
-                       _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))));
-}
-
-/* Adds the halves of each vector: those of the first, then those of the second. */
-INLINE __m512 add_halves(__m512 a, __m512 b) {
-  return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
-}
-
-/* The sums of four vectors, each added in the same order. */
-INLINE __m128 sum_lanes(__m512 a, __m512 b, __m512 c, __m512 d) {
-  const __m512 all = sum_parts(a, b, c, d);
-  __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
-  return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-}
 
 INLINE __m512 round_vector(__m512 x) { return widen_vector(narrow_vector(x)); }
 
