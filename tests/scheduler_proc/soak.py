@@ -10,7 +10,8 @@ import msgspec
 
 from messages.columns import pack_float32, pack_int32
 from messages.ring.adapters import Adapter
-from messages.ring.requests import AbortMsg, Dry, FlushCache, SamplingParams, StopSeen, UserMsg
+from messages.ring.dry import Dry
+from messages.ring.requests import AbortMsg, FlushCache, SamplingParams, StopSeen, UserMsg
 from messages.ring.spans import PromptSpan
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_grammar import allowed_next, grammar_of

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from messages.columns import pack_int32, unpack_int32
 from messages.errors import RequestError
-from messages.ring.requests import AbortMsg, Dry, UserMsg
+from messages.ring.dry import Dry
+from messages.ring.requests import AbortMsg, UserMsg
 from messages.ring.spans import PromptSpan
 from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
 from scheduler_proc.deciding.drafting.drafts import NgramDrafter
