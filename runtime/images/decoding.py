@@ -78,7 +78,10 @@ class ImageDecoder:
             if error.exit_code == -signal.SIGPROF:
                 raise ImageError(f"it was not decoded within {cpu_s:.1f} s of CPU time") from None
             if error.is_ours:
-                raise ImageError("it was not decoded, because the server is overloaded; try again later", 503) from None
+                raise ImageError(
+                    "it was not decoded, because the process that decodes images ended or got no CPU time; try again",
+                    503,
+                ) from None
             raise ImageError("it ended the process that decodes it; it is probably damaged") from None
         answer = msgspec.msgpack.decode(reply, type=Answer)
         if isinstance(answer, str):

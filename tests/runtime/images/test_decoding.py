@@ -153,7 +153,7 @@ def test_an_image_may_not_take_more_memory_than_its_limit(decoder: ImageDecoder,
     path = in_file(tmp_path, saved(Image.fromarray(PIXELS), "PNG"))
     pid = decoder._child.pid  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(ImageError, match="too much memory"):
-        decoder.views(path, Layout((), "bicubic", 1, tile=(2, 2), overview=(40000, 40000)), MAX_PIXELS)
+        decoder.views(path, Layout(((4, 4),), "bicubic", 1, tile=(2, 2), overview=(40000, 40000)), MAX_PIXELS)
     assert decoder._child.pid == pid  # pyright: ignore[reportPrivateUsage]
 
 
