@@ -54,6 +54,8 @@ RULES = {
     "runtime/tokenizer_files.py": rule("runtime messages", "msgspec tokenizers"),
     "runtime/transformers_import.py": rule("", "transformers huggingface_hub"),
     "runtime/grammars.py": rule("runtime messages", "msgspec llguidance"),
+    "runtime/images/decoding.py": rule("runtime messages", "msgspec numpy"),
+    "runtime/images/pixels.py": rule("runtime messages", "numpy PIL"),
     "tokenizer_proc/grammars.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "tokenizer_proc/marked_text.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "tokenizer_proc/tagged_arguments.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
@@ -152,7 +154,8 @@ LAYERS = {
         "kernels/arguments",
     ),
     "scheduler_proc/computing": (
-        "scheduler_proc/computing/load_runner.py scheduler_proc/computing/torch_observer.py",
+        "scheduler_proc/computing/load_runner.py scheduler_proc/computing/torch_observer.py "
+        "scheduler_proc/computing/vision/load_tower.py",
         "scheduler_proc/computing/loading",
         "scheduler_proc/computing/backends",
         "scheduler_proc/computing/runner.py",
@@ -161,7 +164,7 @@ LAYERS = {
         "scheduler_proc/computing/transformers_model",
         "scheduler_proc/computing/sampling scheduler_proc/computing/kv_cache",
         "scheduler_proc/computing/model/mtp_decoder.py",
-        "scheduler_proc/computing/model/decoder.py",
+        "scheduler_proc/computing/model/decoder.py scheduler_proc/computing/vision",
         "scheduler_proc/computing/model",
         "scheduler_proc/computing/step",
         "scheduler_proc/computing/parallel.py scheduler_proc/computing/placement.py",
@@ -183,7 +186,8 @@ LAYERS = {
     "runtime": (
         "runtime/process.py",
         "runtime/extras.py runtime/grammars.py",
-        "runtime/tokenizer_files.py",
+        "runtime/tokenizer_files.py runtime/images",
+        "runtime/child_process.py",
         "runtime/forked_process.py",
         "runtime/black_box runtime/lifeline.py runtime/logs.py runtime/profiling.py runtime/stacks.py",
         "runtime/run_dir.py runtime/chat_files.py runtime/prefetch.py",
@@ -200,10 +204,11 @@ LAYERS = {
         "tokenizer_proc/backlog.py tokenizer_proc/calls.py tokenizer_proc/grammar_checks.py "
         "tokenizer_proc/prompts.py tokenizer_proc/template_process.py",
         "tokenizer_proc/grammar_child.py tokenizer_proc/template_child.py",
-        "tokenizer_proc/grammars.py tokenizer_proc/chat.py tokenizer_proc/child_process.py "
-        "tokenizer_proc/parameter_texts.py tokenizer_proc/infill.py",
+        "tokenizer_proc/grammars.py tokenizer_proc/chat.py tokenizer_proc/parameter_texts.py tokenizer_proc/infill.py",
         "tokenizer_proc/thoughts.py tokenizer_proc/encoding.py tokenizer_proc/tagged_arguments.py "
-        "tokenizer_proc/message_forms.py tokenizer_proc/template_sandbox.py tokenizer_proc/oldest_messages.py",
+        "tokenizer_proc/message_forms.py tokenizer_proc/template_sandbox.py tokenizer_proc/oldest_messages.py "
+        "tokenizer_proc/image_prompts.py",
+        "tokenizer_proc/image_forms.py",
         "tokenizer_proc/joined_texts.py tokenizer_proc/marked_text.py",
         "tokenizer_proc/structural_tags.py",
         "tokenizer_proc/schema_rules.py",
@@ -247,6 +252,7 @@ FUNCTION_LEVEL_IMPORTS = {
     (FAMILY_LOADER, "scheduler_proc.computing.loading.weight_cache"): "likewise",
     (TRANSFORMERS_LOADER, "scheduler_proc.computing.transformers_model.loading"): "takes seconds (transformers)",
     ("runtime/profiling.py", "pyinstrument"): "is needed while a profile runs, and not before",
+    ("runtime/images/decoding.py", "numpy"): "the frontend imports this file, and needs none",
     ("runtime/grammars.py", "llguidance"): "is needed from the first grammar on",
     ("tokenizer_proc/grammars.py", "llguidance"): "is needed from the first grammar on",
     ("tokenizer_proc/structural_tags.py", "llguidance"): "is needed from the first grammar on",
