@@ -3,14 +3,13 @@
 It computes at the lowest priority of the system, so that it takes the cores that the steps of text leave.
 """
 
-import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 from encoder_proc.work import Encode, Work
 from messages.channels import Receiver
-from messages.config.server import Config
 from messages.control.histograms import HistogramCounts
 from messages.control.processes import kind_of, place_of, worker_number
 from messages.engines import SCHEDULER, SchedulerSenders, engine_name
@@ -18,21 +17,19 @@ from messages.ring.encodings import EncodeImage, EncoderStarted, EngineStarted, 
 from messages.ring.requests import FramesLost, ToEncoder
 from runtime.background import lower_priority
 from runtime.process import ProcessLink, run_process
+from scheduler_proc.computing.torch_import import import_torch
 
 MAX_IMAGE_S = 900.0
 """An image that takes longer is taken for an endless computation, and the process is replaced."""
 
-Phase = Callable[[str, float | None], None]
-LoadEncoder = Callable[[Config, Phase], Encode]
+LoadEncoder = Callable[[ProcessLink], Encode]
 """Returns the function that encodes images, warmed up. Raises `BootError`. It runs in the thread that encodes."""
-
-log = logging.getLogger("sluice.encoder")
 
 
 def serve(link: ProcessLink, load: LoadEncoder) -> None:
     """Encodes until the process is stopped. Raises `BootError` if the model's tower cannot be loaded."""
     with ThreadPoolExecutor(1, "encode", initializer=lower_priority) as executor:
-        encode = executor.submit(load, link.config, link.phase).result()
+        encode = executor.submit(load, link).result()
         if not link.stand_by():
             return
         loop = MainLoop(link, encode, executor)
@@ -97,7 +94,7 @@ class MainLoop:
             if kind_of(name) == SCHEDULER:
                 self._to_schedulers.send(worker_number(name), EncoderStarted(self._name, suspect))
 
-    def _rows_file(self, engine: int):
+    def _rows_file(self, engine: int) -> Path:
         return self._link.run_dir.rows_file(engine_name(engine))
 
     def _gauges(self) -> dict[str, float]:
@@ -108,13 +105,14 @@ class MainLoop:
         return {"image_seconds": self._work.seconds.counts()}
 
 
-def load_encoder(config: Config, phase: Phase) -> Encode:
+def load_encoder(link: ProcessLink) -> Encode:
     """Returns the encoder of the model's tower."""
-    phase("importing torch", None)
+    link.phase("importing torch")
+    import_torch()
     # Imported late: it needs torch, and the operator should see the phase first.
     from encoder_proc.image_encoder import open_encoder
 
-    return open_encoder(config, phase)
+    return open_encoder(link.config, link.run_dir.images, link.phase)
 
 
 def main() -> int:
