@@ -20,6 +20,7 @@ from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.trace import RequestTrace
 from frontend.service import Service
 from messages.columns import num_int32
+from messages.errors import bad_request
 from messages.ring.images import ImageInput
 from messages.ring.requests import ChatPrompt, EncodeMsg, SamplingParams, Truncation
 
@@ -104,6 +105,8 @@ class Conversations:
         Raises `ClientDisconnect` if the client leaves while its images are fetched.
         """
         rules, chat = self._rules(conversation), self._chat(conversation)
+        if has_parts and chat.images:
+            raise bad_request("use_beam_search cannot be combined with images", "use_beam_search")
         request = PromptRequest(
             chat.prompt,
             self._adapted(conversation, rules),
