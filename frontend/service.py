@@ -343,6 +343,7 @@ class Service:
             "deadlines": len(self.deadlines),
             "body_bytes": self.bodies.num_bytes,
             "image_bytes": self.images.store.num_bytes,
+            "image_fetches": self.images.num_fetches,
             "timelines": self.timelines.num_live,
             "placed_requests": len(self.router),
             "is_draining": float(self.admission.is_draining),
