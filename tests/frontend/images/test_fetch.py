@@ -16,6 +16,8 @@ from frontend.images import addresses, fetch
 from frontend.images.addresses import UrlRules, is_public
 from frontend.images.fetch import Fetch
 from messages.errors import RequestError, UsageError
+from supervisor.flags import parse_flags
+from supervisor.run import check_flags
 from tests.frontend.frontend_run import FrontendRun, final, wait_until
 from tests.frontend.images.pictures import PATH, image_part, picture, user, vision_config
 
@@ -259,15 +261,21 @@ def test_the_name_in_a_certificate_is_checked(certificate: tuple[Path, Path], mo
         assert other.seen == []
 
 
+def check(*flags: str) -> str:
+    return check_flags(parse_flags([*flags])).images.image_urls
+
+
 def test_flags():
-    rules = UrlRules("images.example, internal:8080,10.0.0.5")
-    for url in ("https://images.example/x", "http://IMAGES.example./x", "http://internal:8080/", "http://10.0.0.5/"):
+    assert (check(), check("--image-urls", "public")) == ("none", "public")
+    rules = UrlRules(check("--image-urls", "images.example, Internal:8080,10.0.0.5,[::1]:61000"))
+    urls = ("https://images.example/x", "http://IMAGES.example./x", "http://internal:8080/", "http://10.0.0.5/")
+    for url in (*urls, "http://[::1]:61000/x"):
         rules.check(url, WHERE)
     for url in ("https://images.example:8443/x", "http://internal/", "http://example/", "https://10.0.0.6/"):
         error_of(lambda url=url: rules.check(url, WHERE))
-    for flag in ("", "a b", "http://x", "a,,b", "x/y", "a@b"):
-        with pytest.raises(UsageError, match="--image-urls"):
-            UrlRules(flag)
+    for text in ("", "a b", "http://x", "a,,b", "x/y", "a@b", "a:x"):
+        with pytest.raises(UsageError, match="--image-urls must be"):
+            check("--image-urls", text)
 
 
 def test_a_client_that_leaves_ends_the_fetch(site: Site):
