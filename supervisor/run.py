@@ -35,6 +35,7 @@ from supervisor.model.draft import add_draft_facts
 from supervisor.model.facts import read_model_facts
 from supervisor.model.gguf.model_directory import move_temporary
 from supervisor.model.lookup import check_is_utf8, find_model, find_tokenizer, model_name
+from supervisor.model.vision import add_vision_facts
 from supervisor.model.weight_bytes import find_weight_bytes
 from supervisor.process_group import Site
 from supervisor.python_process import python_command
@@ -136,6 +137,7 @@ def build_config(sections: dict[str, Any], console: Console | None = None) -> Co
     model_dir = find_model(config.model, console)
     tokenizer_dir = find_tokenizer(config.model, model_dir, console)
     facts = read_model_facts(config.model, model_dir, tokenizer_dir, model_name(config.model))
+    facts = add_vision_facts(facts, config.images, console)
     facts = add_draft_facts(facts, config.model, config.scheduling, console)
     cache = config.cache
     if facts.pooling is not None and facts.pooling.is_encoder:  # it keeps nothing of a prompt
