@@ -21,7 +21,7 @@ NUM_CONTEXT_TOKENS = 8
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
-    """Token counts of a request. In its prompt, `cached_tokens` were in the prefix cache, `image_tokens` are images'."""
+    """Token counts of a request; `cached_tokens` of its prompt were in the prefix cache, `image_tokens` are images."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
