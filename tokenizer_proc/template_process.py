@@ -11,7 +11,7 @@ import msgspec
 from messages.errors import ErrorInfo, RequestError, bad_request
 from messages.ring.requests import ChatPrompt
 from runtime.chat_files import ChatFiles
-from tokenizer_proc.child_process import ChildEndedError, ChildTimeoutError, RestartedChild
+from runtime.child_process import ChildEndedError, ChildTimeoutError, RestartedChild
 
 MAX_CPU_S = 2.0
 """The limit for one rendering. Real templates take less than a millisecond per message."""

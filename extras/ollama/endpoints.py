@@ -82,7 +82,7 @@ class AnswerApi:
         check_body(body)
         if not body.messages:
             return _loaded(asked, chat_line)
-        blocks = self._open(request, body, chat_of(body, self._conversations))
+        blocks = await self._open(request, body, chat_of(body, self._conversations))
         return self._answer(request, asked, blocks, chat_line)
 
     async def generate(self, request: Request) -> EventStream | WholeReply | JsonReply:
@@ -95,13 +95,15 @@ class AnswerApi:
         blocks = (
             self._open_raw(request, body, body.prompt or "")
             if body.raw or body.suffix
-            else self._open(request, body, prompt_of(body, self._conversations))
+            else await self._open(request, body, prompt_of(body, self._conversations))
         )
         return self._answer(request, asked, blocks, prompt_line)
 
-    def _open(self, request: Request, body: OllamaChat | OllamaPrompt, conversation: Conversation) -> AnswerBlocks:
-        trace = trace_of(request.scope)
-        return self._conversations.open(conversation, trace, is_streamed=body.stream is not False, timeout_s=None)[0]
+    async def _open(
+        self, request: Request, body: OllamaChat | OllamaPrompt, conversation: Conversation
+    ) -> AnswerBlocks:
+        trace, is_streamed = trace_of(request.scope), body.stream is not False
+        return (await self._conversations.open(conversation, trace, is_streamed=is_streamed, timeout_s=None))[0]
 
     def _open_raw(self, request: Request, body: OllamaPrompt, prompt: str) -> AnswerBlocks:
         """Opens the answer to a prompt that no chat template changes."""

@@ -1,5 +1,6 @@
 """`POST /tokenize` and `/detokenize`: text or a conversation to token ids, and token ids to text."""
 
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -108,7 +109,7 @@ def question_of(
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             template_kwargs=(body.chat_template_kwargs or {}) | listed,
-            adapt=None if model_format is None else lambda provided: adapt_messages(provided, tools, model_format),
+            adapt=None if model_format is None else partial(adapt_messages, tools=tools, model_format=model_format),
         )
     adds_special_tokens = chat is None if body.add_special_tokens is None else body.add_special_tokens
     return EncodeMsg(0, prompt, chat, adds_special_tokens)

@@ -92,7 +92,7 @@ class ResponsesApi:
             )
         trace = _own_trace(request) if body.background else trace_of(request.scope)
         try:
-            (blocks,) = self._conversations.open(
+            (blocks,) = await self._conversations.open(
                 conversation, trace, is_streamed=bool(body.stream), timeout_s=body.timeout_s
             )
         except RequestError as error:
@@ -123,7 +123,8 @@ class ResponsesApi:
 
     async def count(self, request: Request) -> JsonReply:
         """Raises `RequestError`."""
-        return JsonReply(await self._conversations.count((await self._read(request)).conversation))
+        conversation = (await self._read(request)).conversation
+        return JsonReply(await self._conversations.count(conversation, trace_of(request.scope)))
 
     async def retrieve(self, request: Request) -> ASGIApp:
         """Raises `RequestError`: 404; 400 if the response has no stream; 409 if another frontend has the stream."""
