@@ -86,9 +86,14 @@ Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAG
 def make_chat_prompt(messages: Sequence[ChatMessage], **options: Any) -> ChatPrompt:
     """Same as `make_chat`, for messages without images. Raises `RequestError` (400) for others."""
     prompt, images = make_chat(messages, **options)
-    if images:
-        raise bad_image(images[0].param, "images are not supported here", "not_supported")
+    refuse_images(images)
     return prompt
+
+
+def refuse_images(images: Sequence[ImagePart], why: str = "are not supported here") -> None:
+    """Raises `RequestError` (400) if there are any."""
+    if images:
+        raise bad_image(images[0].param, f"images {why}", "not_supported")
 
 
 def make_chat(
