@@ -343,6 +343,7 @@ class Service:
             "deadlines": len(self.deadlines),
             "body_bytes": self.bodies.num_bytes,
             "image_bytes": self.images.store.num_bytes,
+            "image_fetches": self.images.num_fetches,
             "timelines": self.timelines.num_live,
             "placed_requests": len(self.router),
             "is_draining": float(self.admission.is_draining),
@@ -352,7 +353,9 @@ class Service:
 
 def _num_tokens(messages: Iterable[TokenizeMsg]) -> int:
     """Returns an estimate of the total number of tokens in the prompts."""
-    return sum(estimate_tokens(message.prompt_text, message.prompt_ids, message.chat) for message in messages)
+    return sum(
+        estimate_tokens(message.prompt_text, message.prompt_ids, message.chat, message.images) for message in messages
+    )
 
 
 def _end_so_far(generation: Generation, reason: AbortReason) -> UserReply:

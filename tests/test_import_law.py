@@ -206,7 +206,9 @@ LAYERS = {
         "tokenizer_proc/grammar_child.py tokenizer_proc/template_child.py",
         "tokenizer_proc/grammars.py tokenizer_proc/chat.py tokenizer_proc/parameter_texts.py tokenizer_proc/infill.py",
         "tokenizer_proc/thoughts.py tokenizer_proc/encoding.py tokenizer_proc/tagged_arguments.py "
-        "tokenizer_proc/message_forms.py tokenizer_proc/template_sandbox.py tokenizer_proc/oldest_messages.py",
+        "tokenizer_proc/message_forms.py tokenizer_proc/template_sandbox.py tokenizer_proc/oldest_messages.py "
+        "tokenizer_proc/image_prompts.py",
+        "tokenizer_proc/image_forms.py",
         "tokenizer_proc/joined_texts.py tokenizer_proc/marked_text.py",
         "tokenizer_proc/structural_tags.py",
         "tokenizer_proc/schema_rules.py",

@@ -13,7 +13,7 @@ from extras.models.config import ModelEntry
 from extras.models.model_table import ModelTable, find_adapters
 from extras.models.residency import Residency
 from extras.ollama.models import rfc3339
-from frontend.api.operate.info import make_card
+from frontend.api.operate.info import is_of_anthropic, make_card
 from frontend.errors import no_such_model
 from frontend.http.endpoint import Endpoint
 from frontend.http.responses import JsonReply
@@ -64,6 +64,8 @@ class ModelLists:
             config = self._table.config(name)
             entries.append(self._entry(name))
             entries += [self._entry(name, adapter) for adapter in (find_adapters(config) if config else {}).items()]
+        for entry in entries if is_of_anthropic(request) else ():
+            entry.pop("capabilities", None)
         client = trace_of(request.scope).client
         return [entry for entry in entries if client.may_use((entry["id"],))]
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
 from frontend.images.parts import BAD_URL, bad_image
-from messages.errors import UsageError, quoted
+from messages.config.images import HOST
+from messages.errors import quoted
 
 PORTS = {"http": 80, "https": 443}
 MAX_URL_CHARS = 8192
@@ -46,8 +47,8 @@ class UrlRules:
 
     def __init__(self, allowed: str):
         self._is_public = allowed == "public"
-        entries = [] if allowed in ("none", "public") else allowed.split(",")
-        self._hosts = {_read_entry(entry.strip()) for entry in entries}
+        entries = "" if allowed in ("none", "public") else allowed
+        self._hosts = {_read_entry(found) for found in re.finditer(HOST, entries)}
 
     def check(self, url: str, where: str) -> Target:
         """Returns a URL's parts. Raises `RequestError` (400)."""
@@ -114,16 +115,8 @@ def _read_url(url: str, where: str) -> Target:
     return Target(parts.scheme, host, PORTS[parts.scheme] if port is None else port, path)
 
 
-def _read_entry(entry: str) -> tuple[str, int | None]:
-    """Raises `UsageError`."""
-    try:
-        parts = urlsplit(f"//{entry}")
-        host, port = _plain_host(parts.hostname or ""), parts.port
-        if _HOST.match(host) and not (parts.path or parts.username):
-            return host, port
-    except (ValueError, UnicodeError):
-        pass
-    raise UsageError(f"--image-urls: {quoted(entry)} must be none, public, or host names such as images.example")
+def _read_entry(found: re.Match[str]) -> tuple[str, int | None]:
+    return _plain_host(found[1].strip("[]")), int(found[2]) if found[2] else None
 
 
 def _plain_host(host: str) -> str:

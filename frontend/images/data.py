@@ -7,6 +7,7 @@ from frontend.images.parts import BAD_URL, bad_image, too_large
 CHUNK_CHARS = 1 << 18
 """Decoded at once; other threads run in between. A multiple of 4."""
 
+SCHEME_CHARS = 16
 HEAD_CHARS = 256
 """The longest beginning of a `data:` URL."""
 
@@ -19,6 +20,8 @@ def read_data(url: str, where: str, max_bytes: int) -> bytes:
         if not comma or not head.lower().endswith(";base64"):
             raise bad_image(where, "a data: URL must be data:image/TYPE;base64,DATA", BAD_URL)
         start = len(head) + 1
+    elif ":" in url[:SCHEME_CHARS]:
+        raise bad_image(where, "a URL must begin with data:, http: or https:", BAD_URL)
     text = url[start:] if start else url
     if len(text) > 4 * (max_bytes // 3 + 1) + 2 and (size := _size(text)) > max_bytes:
         raise too_large(where, size, max_bytes)

@@ -82,7 +82,8 @@ class Fetch:
                 plain.connect(address)
                 return plain if target.scheme == "http" else self._secure(plain, target.host)
             except OSError as error:
-                plain.close()
+                if self._socket is not None:
+                    self._socket.close()  # with TLS, it has taken over the plain one
                 if isinstance(error, ssl.SSLError) or self._is_cancelled or index + 1 == len(addresses):
                     raise
         raise OSError("its host has no address")

@@ -57,7 +57,7 @@ class ImageIntake:
         self._urls = UrlRules(config.images.image_urls)
         self._threads = ThreadPoolExecutor(NUM_THREADS, "images")
         self._fetch_threads = ThreadPoolExecutor(NUM_FETCHES, "image fetch")
-        self._num_fetches = 0
+        self.num_fetches = 0
 
     def close(self) -> None:
         """Ends the children. Threads end with their work."""
@@ -121,10 +121,10 @@ class ImageIntake:
 
     async def _fetch(self, part: ImagePart) -> bytes:
         """Stores an image that a URL names, and returns its digest."""
-        if self._num_fetches >= MAX_FETCHES:
+        if self.num_fetches >= MAX_FETCHES:
             raise UnavailableError(f"{MAX_FETCHES} images are being fetched: try again later", "queue_full")
         fetch = Fetch(part.url, self._urls, part.param, self._max_bytes)
-        self._num_fetches += 1
+        self.num_fetches += 1
         try:
             async with asyncio.timeout(FETCH_TIMEOUT_S):
                 return await self._run(self._fetch_threads, lambda: self._put(fetch.run(), part), self._drop)
@@ -133,7 +133,7 @@ class ImageIntake:
             raise bad_image(part.param, text, BAD_URL) from None
         finally:
             fetch.cancel()
-            self._num_fetches -= 1
+            self.num_fetches -= 1
 
     def _put(self, data: bytes, part: ImagePart) -> bytes:
         if len(data) > self._max_bytes:

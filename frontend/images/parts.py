@@ -9,7 +9,7 @@ Detail = Literal["auto", "low", "high", "original"]
 DETAILS = get_args(Detail)
 
 MAX_PIXELS = 1 << 40
-"""Of the limits that a client may set."""
+"""The largest limit that a client may set."""
 
 LIMITS_TEXT = "an object with min_pixels and max_pixels, to which images are resized"
 

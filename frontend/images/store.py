@@ -88,11 +88,14 @@ class ImageStore:
         if not self._directory.is_dir():
             return
         for entry in self._directory.iterdir():
-            if entry.name.isdigit() and int(entry.name) not in living and entry.is_dir():
-                for file in entry.iterdir():
-                    with self._exclusive():
-                        self._unlink(file)
-                with contextlib.suppress(OSError):
+            if not entry.is_dir():  # its owner may have died after the removal of its own name
+                with self._exclusive():
+                    self._unlink_public(entry)
+            elif int(entry.name) not in living:
+                with contextlib.suppress(OSError):  # another frontend may remove it, too
+                    for file in entry.iterdir():
+                        with self._exclusive():
+                            self._unlink(file)
                     entry.rmdir()
 
     def _reserve(self, num_bytes: int) -> None:
@@ -130,7 +133,9 @@ class ImageStore:
     def _unlink(self, own: Path) -> None:
         """Removes a frontend's name of a file, and the public one if it was the last frontend that needs it."""
         own.unlink(missing_ok=True)
-        public = self._directory / own.name
+        self._unlink_public(self._directory / own.name)
+
+    def _unlink_public(self, public: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             if public.stat().st_nlink == 1:
                 public.unlink()

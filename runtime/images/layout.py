@@ -56,6 +56,8 @@ class ImageRule(Protocol):
 
     marker: str
     """The text that the chat template writes in place of an image."""
+    part: str
+    """`marker` with all that a chat template writes for an image, for prompts without a template."""
     placeholder: str
     """The token whose embedding is replaced by a row of the encoding."""
 

@@ -90,10 +90,10 @@ def make_chat_prompt(messages: Sequence[ChatMessage], **options: Any) -> ChatPro
     return prompt
 
 
-def refuse_images(images: Sequence[ImagePart], why: str = "are not supported here") -> None:
+def refuse_images(images: Sequence[ImagePart]) -> None:
     """Raises `RequestError` (400) if there are any."""
     if images:
-        raise bad_image(images[0].param, f"images {why}", "not_supported")
+        raise bad_image(images[0].param, "images are not supported here", "not_supported")
 
 
 def make_chat(

@@ -9,7 +9,7 @@ import msgspec
 
 from frontend.api.answers.answer_blocks import AnswerBlocks, AnswerRules
 from frontend.api.answers.call_ids import fit_ids, next_number
-from frontend.api.answers.chat_messages import Chat, ChatMessage, make_chat, refuse_images
+from frontend.api.answers.chat_messages import Chat, ChatMessage, make_chat
 from frontend.api.answers.generic_tools import write_tools
 from frontend.api.answers.tools import NO_TOOLS, Choice, ToolUse, choose_tools, with_calls
 from frontend.api.parameters.sampling import Sampling, SamplingFields
@@ -20,6 +20,7 @@ from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.trace import RequestTrace
 from frontend.service import Service
 from messages.columns import num_int32
+from messages.errors import bad_request
 from messages.ring.requests import ChatPrompt, EncodeMsg, SamplingParams, Truncation
 
 
@@ -104,8 +105,8 @@ class Conversations:
         Raises `ClientDisconnect` if the client leaves while its images are fetched.
         """
         rules, chat = self._rules(conversation), self._chat(conversation)
-        if has_parts:
-            refuse_images(chat.images, "cannot be combined with use_beam_search")
+        if has_parts and chat.images:
+            raise bad_request("use_beam_search cannot be combined with images", "use_beam_search")
         request = PromptRequest(
             chat.prompt,
             self._adapted(conversation, rules),

@@ -5,6 +5,7 @@ import time
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
 from frontend.api.parameters.adapter_names import find_adapter
@@ -36,8 +37,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     max_input_tokens: int
     tool_calls: ToolCalls | None = None
     """Whether the model calls tools in a format of its own or in the generic one; null if it cannot."""
-    capabilities: list[str] = []
-    """The names that Ollama uses, such as "tools" and "vision"."""
+    capabilities: list[str] | UnsetType = UNSET
+    """By the names that Ollama uses, such as "tools" and "vision"; absent for clients of Anthropic's API."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +86,7 @@ class InfoApi:
     async def models(self, request: Request) -> JsonReply:
         facts = self._config.facts
         names = trace_of(request.scope).client.usable((*facts.served_names, *read_table(facts.adapter_table)))
-        cards = tuple(map(self._card, names))
+        cards = tuple(self._card(name, request) for name in names)
         first_id, last_id = (names[0], names[-1]) if names else (None, None)
         return JsonReply(ModelList(data=cards, first_id=first_id, last_id=last_id))
 
@@ -94,12 +95,13 @@ class InfoApi:
         name = request.path_params["id"]
         if not trace_of(request.scope).client.may_use((name,)):
             raise no_such_model(name)
-        return JsonReply(self._card(name))
+        return JsonReply(self._card(name, request))
 
-    def _card(self, name: str) -> ModelCard:
+    def _card(self, name: str, request: Request) -> ModelCard:
         facts = self._config.facts
         adapter = find_adapter(facts, name)
-        return make_card(facts, self._created, name, None if adapter is None else adapter.path, self._format)
+        card = make_card(facts, self._created, name, None if adapter is None else adapter.path, self._format)
+        return msgspec.structs.replace(card, capabilities=UNSET) if is_of_anthropic(request) else card
 
     async def version(self, request: Request) -> JsonReply:
         return JsonReply(VersionReply(self._version))
@@ -111,6 +113,11 @@ class InfoApi:
             config.model, config.cache, config.scheduling, config.http.without_keys(), config.images, config.run
         )
         return JsonReply(ServerInfo(self._version, shown, config.facts, self._processes.placements()))
+
+
+def is_of_anthropic(request: Request) -> bool:
+    """True for the clients of Anthropic's API, in which `capabilities` is another object."""
+    return "anthropic-version" in request.headers
 
 
 def list_capabilities(facts: ModelFacts, model_format: ModelFormat) -> list[str]:
@@ -145,7 +152,7 @@ def make_card(
         created_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created_s)),
         max_input_tokens=facts.max_model_len,
         tool_calls=model_format and model_format.tool_calls,
-        capabilities=[] if model_format is None else list_capabilities(facts, model_format),
+        capabilities=UNSET if model_format is None else list_capabilities(facts, model_format),
     )
 
 

@@ -226,7 +226,7 @@ def test_endpoints_without_images_refuse_them(server: FrontendRun, path: str):
 def test_beam_search_refuses_them(server: FrontendRun):
     body = {"messages": USER_IMAGE, "use_beam_search": True, "num_beams": 2, "n": 2}
     reply = server.client.post("/v1/chat/completions", json=body)
-    words = "messages[0].content[0]: images cannot be combined with use_beam_search"
+    words = "use_beam_search cannot be combined with images"
     assert (reply.status_code, reply.json()["error"]["message"]) == (400, words)
 
 
