@@ -13,7 +13,7 @@ def rows_of(number: int, length: int) -> torch.Tensor:
 
 
 def make(num_rows: int = 10) -> SpanRows:
-    return SpanRows(3, torch.float32, CPU, num_rows)
+    return SpanRows((3, 3), torch.float32, CPU, num_rows)
 
 
 def place(rows: SpanRows, number: int, length: int) -> bytes:
@@ -69,7 +69,7 @@ def test_rows_without_room_or_of_another_size_are_refused_and_change_nothing_tha
 
 
 def test_rows_are_kept_in_the_number_format_of_the_model():
-    rows = SpanRows(3, torch.bfloat16, CPU, 4)
+    rows = SpanRows((3, 3), torch.bfloat16, CPU, 4)
     rows.place(bytes(16), rows_of(1, 2))
     embedded = torch.zeros(2, 3, dtype=torch.bfloat16)
     rows.overwrite(embedded, torch.tensor(rows.find(bytes(16)), dtype=torch.int32))
