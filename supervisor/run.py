@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from messages.config.images import HOST
 from messages.config.server import CHAT_SAMPLING, Config, ExtraConfig, ModelFacts
 from messages.control.processes import ENCODER, FRONTEND, RING
 from messages.engines import SCHEDULER, rank_name
@@ -115,6 +116,10 @@ RULES: tuple[Rule, ...] = (
         "--tensor-parallel: --lora and --max-loras are for one rank; leave them out, or use --data-parallel",
     ),
     (
+        lambda config: re.fullmatch(f"{HOST}(, ?{HOST})*", config.images.image_urls) is None,
+        "--image-urls must be none, public, or a list of hosts such as images.example,10.0.0.5:8080",
+    ),
+    (
         lambda config: not config.num_engines,
         "--data-parallel 0 wants engines on other machines, and the flags name none",
     ),
@@ -128,7 +133,7 @@ def build_config(sections: dict[str, Any], console: Console | None = None) -> Co
     """Returns the whole configuration, with the facts about the model; this may fetch the model from the hub."""
     config = check_flags(sections)
     for server in load_parts(config, "server"):
-        return server.add_facts(config)
+        return with_room_for_images(server.add_facts(config))
     model_dir = find_model(config.model, console)
     tokenizer_dir = find_tokenizer(config.model, model_dir, console)
     facts = read_model_facts(config.model, model_dir, tokenizer_dir, model_name(config.model))
@@ -137,7 +142,14 @@ def build_config(sections: dict[str, Any], console: Console | None = None) -> Co
     cache = config.cache
     if facts.pooling is not None and facts.pooling.is_encoder:  # it keeps nothing of a prompt
         cache = msgspec.structs.replace(cache, enable_prefix_caching=False, kv_disk="", kv_offload_gb=0.0)
-    return msgspec.structs.replace(config, facts=facts, cache=cache)
+    config = msgspec.structs.replace(config, facts=facts, cache=cache)
+    return config if facts.vision is None else with_room_for_images(config)
+
+
+def with_room_for_images(config: Config) -> Config:
+    """Returns the configuration of a server whose bodies may be as large as the largest image in base64."""
+    room_mb = max(config.http.max_body_mb, config.images.max_image_mb * 4 / 3 + 1)
+    return msgspec.structs.replace(config, http=msgspec.structs.replace(config.http, max_body_mb=room_mb))
 
 
 def check_flags(sections: dict[str, Any]) -> Config:

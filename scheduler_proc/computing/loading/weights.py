@@ -261,6 +261,8 @@ def _change(name: str, tensor: StoredTensor, source: Source) -> Rows:
             return _multiply(name, rows, factors)
         case "reshaped" if isinstance(rows, Tensor):
             return rows.reshape(source.shape)
+        case "channels_last" if isinstance(rows, Tensor):
+            return rows.unflatten(1, (-1, 3)).transpose(1, 2).flatten(1)
         case _:
             return rows
 

@@ -3,33 +3,35 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.blocks.weights import Weights
-from scheduler_proc.computing.model.families.family import Source, TensorNames
+from scheduler_proc.computing.model.families.family import Change, Source, TensorNames
 from scheduler_proc.computing.model.parameters import Parameter
 from scheduler_proc.computing.vision.description import PATCHES, TowerDescription
 from scheduler_proc.computing.vision.tower import Tower
 
 LAYER = re.compile(r"layers\.(\d+)\.(.+)")
-NOT_OF_TOWERS = re.compile(r"(?!(model\.)?(vis|connector|multi_modal|mlp1|v\.|mm\.)).*")
-"""Tensors of the decoder in a checkpoint of the whole model."""
+NOT_USED = re.compile(
+    r"(?!(model\.)?(vis|connector|multi_modal|mlp1|v\.|mm\.)).*|(model\.)?vision_tower\.(vision_model\.)?head\..*"
+)
+"""Tensors of the decoder in a checkpoint of the whole model, and a head that pools."""
 
 
 class Exact(NamedTuple):
     """The whole name of a tensor, and how it differs from our parameter (`Source.change`)."""
 
     name: str
-    change: Literal["transposed", "reshaped"] | None = None
+    change: Change | None = None
 
 
 Names = dict[str, str | Sequence[str] | Exact]
-"""The names of tensors by those of our parameters, both without `.weight` and `.bias`. Those of parameters in layers
-follow the name of `layers`, in which `{}` is the number of the layer. Several are parts of ours of equal size, one
-after another."""
+"""The names of tensors by those of our parameters, both without `.weight` and `.bias` unless they are exact. Names in
+layers follow that of `layers`, in which `{}` is the number of the layer. Several are parts of ours of
+equal size, one after another."""
 
 
 class TowerParts(NamedTuple):
@@ -69,7 +71,7 @@ def tensor_names(names: Names) -> TensorNames:
     def list_sources(tower: TowerDescription) -> list[Source]:
         return [source for parameter in tower.parameters for source in _sources_of(parameter, names)]
 
-    return TensorNames(list_sources=list_sources, prefix="", ignored=NOT_OF_TOWERS)
+    return TensorNames(list_sources=list_sources, prefix="", ignored=NOT_USED)
 
 
 def _sources_of(parameter: Parameter, names: Names) -> list[Source]:
@@ -79,7 +81,7 @@ def _sources_of(parameter: Parameter, names: Names) -> list[Source]:
     base, _, suffix = name.rpartition(".")
     if suffix not in ("weight", "bias"):
         base, suffix = name, ""
-    theirs, (num_rows, *columns) = names[base], parameter.shape
+    theirs, (num_rows, *columns) = names.get(name) or names[base], parameter.shape
     if isinstance(theirs, Exact):
         return [Source(f"{place}{theirs.name}", parameter.shape, parameter.name, change=theirs.change)]
     parts = (theirs,) if isinstance(theirs, str) else theirs

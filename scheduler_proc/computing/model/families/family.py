@@ -57,6 +57,8 @@ class InterleavedHeads:
     num_rotated: int
 
 
+Change = Literal["transposed", "reshaped", "channels_last"]
+
 RowFactors = tuple[tuple[float, int], ...]
 """Factors, and how many rows each multiplies, one after another. The rows become plain numbers."""
 
@@ -69,7 +71,8 @@ class Source:
     is empty if only a stack has the rows. `others` are looked for where `name` is absent: of two tied tensors a
     checkpoint may hold either, and it may have the parts in a stack. `change`: how the rows differ from ours;
     transposed ones are [in, out] in the checkpoint where we have [out, in], reshaped ones have any shape of as many
-    values.
+    values. `channels_last`: weights of an image's patches in which the three channels of a pixel lie together, where we
+    have one channel after another.
     """
 
     name: str
@@ -78,7 +81,7 @@ class Source:
     first_row: int = 0
     others: tuple[str | Stack, ...] = ()
     parts: Parts = ONE_PART
-    change: Literal["transposed", "reshaped"] | InterleavedHeads | RowFactors | None = None
+    change: Change | InterleavedHeads | RowFactors | None = None
 
     @property
     def num_rows(self) -> int:
