@@ -11,7 +11,6 @@ from PIL import Image
 from messages.config.images import VisionFacts
 from runtime.images.layout import Layout
 from runtime.images.pixels import Pixels, decode, make_views
-from runtime.model_files import read_object
 from supervisor.model.vision import read_vision_facts
 
 SIZES = [
@@ -37,7 +36,7 @@ RANDOM = np.random.default_rng(11)
 
 
 def facts_of(directory: Path) -> VisionFacts:
-    facts = read_vision_facts(directory, read_object(directory / "config.json"))
+    facts = read_vision_facts(directory)
     assert facts is not None
     return facts
 
