@@ -66,7 +66,7 @@ class ImagePrompts:
         return None
 
     def expand_text(self, text: str | None, images: Sequence[ImageInput]) -> PromptText | None:
-        """Returns a text that is no chat, `None` if there is none: its images come first unless it has their markers."""
+        """Returns a text that is no chat, if there is one. Its images come first unless it has a marker for each."""
         if text is None or self._rule is None or not images:
             return None if text is None else PromptText(text)
         pieces = text.split(self._rule.marker)

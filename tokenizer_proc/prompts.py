@@ -97,11 +97,8 @@ class PromptReader:
         elif asked.pooling is None:
             whole = self._ids_of(text, message, max_prompt_tokens, param)
             ids = self._cut(whole, message)
-            spans = (
-                self._place_spans(message.truncation, self._images.find_spans(whole, prompt, images), whole, ids)
-                if prompt and prompt.runs
-                else spans
-            )
+            if prompt is not None and prompt.runs:
+                spans = _left_spans(self._images.find_spans(whole, prompt, images), message.truncation, whole, ids)
         else:
             ids, second_start = self._join(text, message, max_prompt_tokens, param)
             asked = msgspec.structs.replace(
@@ -134,18 +131,6 @@ class PromptReader:
         for sibling in message.siblings:
             own = msgspec.structs.replace(params, seed=sibling.seed)
             yield msgspec.structs.replace(first, uid=sibling.uid, engine=sibling.engine, sampling_params=own)
-
-    def _place_spans(
-        self, cut: Truncation | None, spans: tuple[PromptSpan, ...], whole: "array[int]", ids: "array[int]"
-    ) -> tuple[PromptSpan, ...]:
-        """Returns the spans of the images in `ids`, what truncation has left of the ids of the whole text.
-
-        Raises `RequestError` if it has cut an image off.
-        """
-        offset = len(whole) - len(ids) if cut is not None and cut.side == "left" else 0
-        if spans and not offset <= spans[0].start <= spans[-1].end - offset <= len(ids):
-            raise bad_request("The prompt cannot be truncated: it would lose an image, or a part of one", "messages")
-        return tuple(msgspec.structs.replace(span, start=span.start - offset) for span in spans)
 
     def _max_prompt_tokens(self, params: SamplingParams) -> int:
         return self._max_model_len - min(1, params.max_tokens)
@@ -255,3 +240,16 @@ class PromptReader:
         )
         too_long = (num_tokens, max_prompt_tokens)
         return RequestError(ErrorInfo(400, message, param=param, code="context_length_exceeded", too_long=too_long))
+
+
+def _left_spans(
+    spans: tuple[PromptSpan, ...], cut: Truncation | None, whole: "array[int]", ids: "array[int]"
+) -> tuple[PromptSpan, ...]:
+    """Returns the spans of images in `ids`, what truncation has left of the ids of the `whole` text.
+
+    Raises `RequestError` if it has cut an image off.
+    """
+    offset = len(whole) - len(ids) if cut is not None and cut.side == "left" else 0
+    if spans and not offset <= spans[0].start <= spans[-1].end - offset <= len(ids):
+        raise bad_request("The prompt cannot be truncated: it would lose an image, or a part of one", "messages")
+    return tuple(msgspec.structs.replace(span, start=span.start - offset) for span in spans)

@@ -9,7 +9,7 @@ from messages.config.images import ImageConfig, VisionFacts
 from messages.config.server import ModelFacts
 from messages.errors import BootError, SluiceError, quoted
 from runtime.images.registry import RULES, family_of
-from runtime.images.rule import UnsupportedError
+from runtime.images.rule import UnsupportedError, text_config
 from runtime.model_files import read_config, read_object, refused_errors
 from supervisor.console import Console
 
@@ -56,7 +56,8 @@ def read_vision_facts(model_dir: Path, mmproj: str = "") -> VisionFacts | None:
         raise UnknownTowerError(f"there is no {' or '.join(PROCESSOR_FILES)} in {model_dir}")
     try:
         text = read_config(model_dir / "config.json")
-        rule = RULES[family].read(processor, config | {"hidden_size": text.get("hidden_size")})
+        hidden_size = text.get("hidden_size") or text_config(config).get("hidden_size")
+        rule = RULES[family].read(processor, config | {"hidden_size": hidden_size})
     except UnsupportedError as error:
         raise UnknownTowerError(str(error)) from None
     except ValueError as error:

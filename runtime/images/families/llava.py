@@ -35,7 +35,7 @@ class Llava(Rule, frozen=True, kw_only=True):
         color = mean_color(self.image_mean) if self.is_padded else None
         if not self.shortest_edge:
             return Layout((self.view,), self.filter, self.num_tokens, square_color=color)
-        width, height = size = (max(size),) * 2 if self.is_padded else size
+        width, height = size = (max(size), max(size)) if self.is_padded else size
         longer = int(self.shortest_edge * max(size) / min(size))
         resized = (self.shortest_edge, longer) if width <= height else (longer, self.shortest_edge)
         return Layout((resized,), self.filter, self.num_tokens, square_color=color, crop=self.view)

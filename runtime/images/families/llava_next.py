@@ -57,10 +57,6 @@ class LlavaNext(Rule, frozen=True, kw_only=True):
     def layout(self, size: Size, budget: Budget, num_images: int) -> Layout:
         """A smaller budget means smaller canvases, and none at all for LLaVA-OneVision."""
         budget = self.limit(budget, num_images)
-        if self.tiles_one_image and 0 < budget.max_tokens <= self.tile_tokens + 1:
-            return Layout(
-                ((self.tile, self.tile),), self.filter, self.tile_tokens + 1, square_color=mean_color(self.image_mean)
-            )
         canvases = list(self.canvases)
         layout, canvas = self._layout(size, canvases)
         while len(canvases) > 1 and (
@@ -68,6 +64,9 @@ class LlavaNext(Rule, frozen=True, kw_only=True):
         ):
             canvases.remove(canvas)
             layout, canvas = self._layout(size, canvases)
+        if self.tiles_one_image and 0 < budget.max_tokens < max(layout.num_tokens, self.tile_tokens + 2):
+            view, color = (self.tile, self.tile), mean_color(self.image_mean)
+            return Layout((view,), self.filter, self.tile_tokens + 1, square_color=color)
         return layout
 
     def _layout(self, size: Size, canvases: list[Size]) -> tuple[Layout, Size]:
