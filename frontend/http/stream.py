@@ -14,12 +14,14 @@ from frontend.errors import internal_error
 from frontend.http import sse
 from frontend.http.large_reply import make_document
 from frontend.http.responses import JsonReply, log_internal
+from frontend.images.parts import ImagePart
 from frontend.requests.generation import Generation, raise_error, wait_for_ends
 from frontend.requests.queue_place import QueuePlace, find_place
 from frontend.requests.timing import SERVER_TIMING_HEADER, server_timing
 from frontend.requests.trace import RequestTrace, trace_of
 from frontend.service import Service
 from messages.errors import ErrorInfo, RequestError
+from messages.ring.images import ImageInput
 from messages.ring.replies import UserReply
 
 T = TypeVar("T")
@@ -292,6 +294,11 @@ async def finish_unless_gone(work: Coroutine[Any, Any, T], receive: Receive | No
         task.cancel()
         if leaving:
             leaving.cancel()
+
+
+async def take_images(service: Service, parts: Sequence[ImagePart], trace: RequestTrace) -> tuple[ImageInput, ...]:
+    """Stores and checks the images of a request. Raises `RequestError` and `ClientDisconnect`."""
+    return await finish_unless_gone(service.images.take(parts, trace), trace.receive) if parts else ()
 
 
 async def wait_until_gone(receive: Receive) -> None:

@@ -1,5 +1,6 @@
 """Images as bodies contain them, in the form that all APIs share."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 from messages.errors import RequestError, bad_request, quoted
@@ -34,6 +35,11 @@ class ImagePart(NamedTuple):
     file_id: str = ""
     detail: Detail = "auto"
     limits: PixelLimits = PixelLimits()
+
+
+def listed_images(urls: Sequence[str] | None, where: str = "images") -> list[ImagePart]:
+    """Returns the images of a field that lists URLs or base64."""
+    return [ImagePart(f"{where}[{index}]", url) for index, url in enumerate(urls or ())]
 
 
 def read_detail(provided: str | None, where: str) -> Detail:

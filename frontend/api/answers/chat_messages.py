@@ -86,9 +86,14 @@ Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAG
 def make_chat_prompt(messages: Sequence[ChatMessage], **options: Any) -> ChatPrompt:
     """Same as `make_chat`, for messages without images. Raises `RequestError` (400) for others."""
     prompt, images = make_chat(messages, **options)
+    refuse_images(images)
+    return prompt
+
+
+def refuse_images(images: Sequence[ImagePart]) -> None:
+    """Raises `RequestError` (400) if there are any."""
     if images:
         raise bad_image(images[0].param, "images are not supported here", "not_supported")
-    return prompt
 
 
 def make_chat(

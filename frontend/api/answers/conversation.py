@@ -13,7 +13,7 @@ from frontend.api.answers.chat_messages import Chat, ChatMessage, make_chat
 from frontend.api.answers.generic_tools import write_tools
 from frontend.api.answers.tools import NO_TOOLS, Choice, ToolUse, choose_tools, with_calls
 from frontend.api.parameters.sampling import Sampling, SamplingFields
-from frontend.http.stream import finish_unless_gone
+from frontend.http.stream import take_images
 from frontend.images.parts import PixelLimits
 from frontend.parsing.model_format import ModelFormat
 from frontend.requests.prompt_request import PromptRequest
@@ -21,7 +21,6 @@ from frontend.requests.trace import RequestTrace
 from frontend.service import Service
 from messages.columns import num_int32
 from messages.errors import bad_request
-from messages.ring.images import ImageInput
 from messages.ring.requests import ChatPrompt, EncodeMsg, SamplingParams, Truncation
 
 
@@ -81,6 +80,7 @@ class Conversations:
         self._service = service
         self._sampling = Sampling(service.config.facts)
         self.context_tokens = service.config.facts.max_model_len
+        self.reads_images = service.config.facts.vision is not None
         self.model_format = model_format
 
     def make_params(self, fields: SamplingFields) -> SamplingParams:
@@ -113,7 +113,7 @@ class Conversations:
             conversation.num_choices,
             add_special_tokens=conversation.add_special_tokens,
             truncation=conversation.truncation,
-            images=await self._images(chat, trace),
+            images=await take_images(self._service, chat.images, trace),
         )
         choices = self._service.open_all(
             [request], trace, is_streamed=is_streamed, timeout_s=timeout_s, has_parts=has_parts
@@ -123,7 +123,7 @@ class Conversations:
     async def count(self, conversation: Conversation, trace: RequestTrace) -> InputTokens:
         """Returns the number of tokens in the prompt. Raises `RequestError` and `ClientDisconnect`."""
         chat = self._chat(conversation)
-        images = await self._images(chat, trace)
+        images = await take_images(self._service, chat.images, trace)
         answer = await self._service.queries.encode(
             EncodeMsg(0, None, chat.prompt, conversation.add_special_tokens, images=images)
         )
@@ -132,11 +132,6 @@ class Conversations:
     def prompt(self, conversation: Conversation) -> ChatPrompt:
         """Returns the prompt of a conversation without images. Raises `RequestError` (400)."""
         return self._chat(conversation).prompt
-
-    async def _images(self, chat: Chat, trace: RequestTrace) -> tuple[ImageInput, ...]:
-        if not chat.images:
-            return ()
-        return await finish_unless_gone(self._service.images.take(chat.images, trace), trace.receive)
 
     def _chat(self, conversation: Conversation) -> Chat:
         """Returns the chat, with the format of reasoning if it is needed. Raises `RequestError` (400)."""

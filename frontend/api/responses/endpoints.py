@@ -179,9 +179,10 @@ class ResponsesApi:
         body = msgspec.structs.replace(body, tools=served_tools(body.tools, self._unknown))
         only_of = _only_of(request)
         provided = read_items(await self._resolved(body.input, only_of))
-        items = [*await self._items_before(body.previous_response_id, only_of), *provided]
-        conversation = make_conversation(body, make_turns(body.instructions, items).messages, self._conversations)
-        return ParsedRequest(body, items, conversation)
+        earlier = await self._items_before(body.previous_response_id, only_of)
+        items, reads_images = [*earlier, *provided], self._conversations.reads_images
+        turns = make_turns(body.instructions, items, reads_images=reads_images, num_earlier=len(earlier))
+        return ParsedRequest(body, items, make_conversation(body, turns.messages, self._conversations))
 
     def _follow(self, stored: StoredResponse, start: int) -> FollowingStream:
         return FollowingStream(stored, start, self._service.config.http.sse_keepalive_s)
