@@ -15,7 +15,7 @@ import msgspec
 
 from messages.config.images import HOST
 from messages.config.server import CHAT_SAMPLING, Config, ExtraConfig, ModelFacts
-from messages.control.processes import FRONTEND, RING
+from messages.control.processes import ENCODER, FRONTEND, RING
 from messages.engines import SCHEDULER, rank_name
 from messages.errors import BootError, UsageError
 from messages.program import PROGRAM
@@ -43,10 +43,10 @@ from supervisor.restarts import check_rules, split_rule
 from supervisor.signals import SignalPipe
 from supervisor.supervisor import Supervisor
 
-PACKAGES = {FRONTEND: "frontend"} | {kind: f"{kind}_proc" for kind in RING}
-"""By process."""
-
 TOKENIZER = "tokenizer"
+
+PACKAGES = {FRONTEND: "frontend"} | {kind: f"{kind}_proc" for kind in (RING[0], ENCODER, *RING[1:])}
+"""By process, in the order of their starts."""
 
 USAGE_EXIT_CODE = 2
 FAILURE_EXIT_CODE = 1
@@ -188,6 +188,7 @@ def server_commands(config: Config) -> list[Command]:
         return server.server_commands(config)
     run = config.run
     num_workers = {FRONTEND: run.frontend_workers, TOKENIZER: run.tokenizer_workers, SCHEDULER: run.data_parallel}
+    num_workers[ENCODER] = 0 if config.facts.vision is None else config.images.encoder_workers
     commands: list[Command] = []
     for name, package in PACKAGES.items():
         first = Command(name, python_command(package), name in run.external, imports_torch=name == SCHEDULER)

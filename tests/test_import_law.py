@@ -36,6 +36,7 @@ RULES = {
     ),
     "frontend/parsing": rule("frontend.parsing runtime messages", "msgspec regex"),
     "tokenizer_proc": rule("tokenizer_proc runtime messages", "msgspec tokenizers jinja2"),
+    "encoder_proc": rule("encoder_proc runtime messages kernels scheduler_proc.computing", "msgspec torch"),
     "detokenizer_proc": rule("detokenizer_proc runtime messages", "msgspec tokenizers"),
     "scheduler_proc": rule("scheduler_proc runtime messages", "msgspec"),
     "scheduler_proc/deciding": rule("scheduler_proc.deciding messages", "msgspec"),
@@ -54,6 +55,7 @@ RULES = {
     "runtime/tokenizer_files.py": rule("runtime messages", "msgspec tokenizers"),
     "runtime/transformers_import.py": rule("", "transformers huggingface_hub"),
     "runtime/grammars.py": rule("runtime messages", "msgspec llguidance"),
+    "runtime/row_file.py": rule("messages", "xxhash"),
     "runtime/images/decoding.py": rule("runtime messages", "msgspec numpy"),
     "runtime/images/pixels.py": rule("runtime messages", "numpy PIL"),
     "tokenizer_proc/grammars.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
@@ -140,6 +142,8 @@ LAYERS = {
         "scheduler_proc/deciding/stages.py scheduler_proc/deciding/isolation.py "
         "scheduler_proc/deciding/adapter_slots.py scheduler_proc/deciding/placed_spans.py "
         "scheduler_proc/deciding/drafting",
+        "scheduler_proc/deciding/image_asks.py",
+        "scheduler_proc/deciding/row_places.py",
         "scheduler_proc/deciding/rows",
         "scheduler_proc/deciding/waiting_queue.py scheduler_proc/deciding/plan_notes.py scheduler_proc/deciding/pages",
         "scheduler_proc/deciding/requests.py",
@@ -155,7 +159,8 @@ LAYERS = {
         "kernels/arguments",
     ),
     "scheduler_proc/computing": (
-        "scheduler_proc/computing/load_runner.py scheduler_proc/computing/torch_observer.py",
+        "scheduler_proc/computing/load_runner.py scheduler_proc/computing/torch_observer.py "
+        "scheduler_proc/computing/vision/load_tower.py",
         "scheduler_proc/computing/loading",
         "scheduler_proc/computing/backends",
         "scheduler_proc/computing/runner.py",
@@ -164,7 +169,7 @@ LAYERS = {
         "scheduler_proc/computing/transformers_model",
         "scheduler_proc/computing/sampling scheduler_proc/computing/kv_cache",
         "scheduler_proc/computing/model/mtp_decoder.py",
-        "scheduler_proc/computing/model/decoder.py",
+        "scheduler_proc/computing/model/decoder.py scheduler_proc/computing/vision",
         "scheduler_proc/computing/model",
         "scheduler_proc/computing/step",
         "scheduler_proc/computing/parallel.py scheduler_proc/computing/placement.py",
@@ -191,7 +196,7 @@ LAYERS = {
         "runtime/forked_process.py",
         "runtime/black_box runtime/lifeline.py runtime/logs.py runtime/profiling.py runtime/stacks.py",
         "runtime/run_dir.py runtime/chat_files.py runtime/prefetch.py",
-        "runtime/own_directory.py",
+        "runtime/own_directory.py runtime/row_file.py",
         "runtime/special_tokens.py runtime/gguf",
         "runtime/pooling_files.py",
         "runtime/model_files.py runtime/adapter_table.py",
@@ -215,6 +220,12 @@ LAYERS = {
         "tokenizer_proc/closed_objects.py",
         "tokenizer_proc/schema_faults.py",
     ),
+    "encoder_proc": (
+        "encoder_proc/__main__.py",
+        "encoder_proc/process.py",
+        "encoder_proc/image_encoder.py",
+        "encoder_proc/work.py",
+    ),
     "detokenizer_proc": (
         "detokenizer_proc/__main__.py",
         "detokenizer_proc/process.py",
@@ -234,6 +245,7 @@ FUNCTION_LEVEL_IMPORTS = {
     ("launch.py", "supervisor.programs"): "is for commands only",
     ("launch.py", "supervisor.cli.operate"): "takes a third of the launcher's imports, for commands only",
     ("launch.py", "supervisor.run"): "the scheduler's process is begun before",
+    ("encoder_proc/process.py", "encoder_proc.image_encoder"): "needs torch, which a phase of the start imports",
     ("frontend/http/server.py", "uvloop"): "does not exist on every platform",
     ("extras/remote/proxy.py", "extras.remote.ray_placement"): "is for those who use Ray",
     ("extras/remote/ray_placement.py", "ray"): "needs an extra",

@@ -28,7 +28,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     image_std: tuple[float, float, float]
     filter: Filter
     hidden_size: int
-    """Of the decoder."""
+    """Numbers of a row of the decoder's embedding."""
 
     @classmethod
     def read(cls, processor: Fields, config: Fields) -> Self:

@@ -7,7 +7,7 @@ import msgspec
 
 from messages.config.images import ImageConfig, VisionFacts
 from messages.config.server import ModelFacts
-from messages.errors import BootError, quoted
+from messages.errors import BootError, SluiceError, quoted
 from runtime.images.registry import FAMILIES, RULES
 from runtime.model_files import read_object, refused_errors
 from supervisor.console import Console
@@ -19,7 +19,7 @@ PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 NONE = "none"
 
 
-class UnknownTowerError(ValueError):
+class UnknownTowerError(SluiceError):
     """The model may read images, but this server does not know how."""
 
 

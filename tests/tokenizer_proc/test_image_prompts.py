@@ -279,8 +279,8 @@ def test_a_chat_that_drops_its_oldest_turns_drops_their_images(smolvlm: Model):
 
 
 def test_images_that_do_not_fit_the_context_are_refused(smolvlm: Model):
-    model = Model(smolvlm.directory, max_model_len=60)
-    with pytest.raises(RequestError, match=r"context length is 60 tokens, and the images alone have \d+") as raised:
+    model = Model(smolvlm.directory, max_model_len=50)
+    with pytest.raises(RequestError, match=r"context length is 50 tokens, and the images alone have 56") as raised:
         model.read(message_of(*CHATS[1]))
     assert raised.value.info.code == "context_length_exceeded"
 
