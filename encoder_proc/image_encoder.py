@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import torch
 
-from encoder_proc.work import Encode
 from messages.config.server import Config
 from messages.errors import ErrorInfo, RequestError
 from messages.ring.images import ImageInput
@@ -29,7 +28,7 @@ WARM_SIDE = 64
 BMP = struct.Struct("<2sIIIIiiHHIIiiII")
 
 
-def open_encoder(config: Config, folder: Path, report: Report) -> Encode:
+def open_encoder(config: Config, folder: Path, report: Report) -> "ImageEncoder":
     """Returns the encoder of the images in `folder`, which has encoded one. Raises `BootError`."""
     facts = config.facts.vision
     num_threads = config.model.cpu_threads or len(allowed_cpus())
@@ -56,6 +55,9 @@ class ImageEncoder:
         budget = Budget(image.min_pixels, image.max_pixels, image.max_tokens)
         return self._encode(image, self._folder / image.digest.hex(), budget, num_images)
 
+    def close(self) -> None:
+        self._decoder.close()
+
     def warm_up(self) -> None:
         """Encodes a small image, so that the first one of a client is as fast as the others."""
         with tempfile.NamedTemporaryFile(suffix=".bmp") as file:
@@ -70,7 +72,7 @@ class ImageEncoder:
     def _encode(self, image: ImageInput, path: Path, budget: Budget, num_images: int) -> memoryview:
         try:
             layout = self._rule.layout((image.width, image.height), budget, num_images)
-            views = [torch.from_numpy(view) for view in self._decoder.views(path, layout, self._max_pixels)]
+            views = [torch.tensor(view) for view in self._decoder.views(path, layout, self._max_pixels)]
         except (ImageError, ValueError) as error:
             status = error.status if isinstance(error, ImageError) else 400
             kind = "invalid_request_error" if status == 400 else "service_unavailable"
