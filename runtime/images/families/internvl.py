@@ -54,7 +54,7 @@ class InternVl(Rule, frozen=True, kw_only=True):
 def nearest_grid(size: Size, tile: Size, min_tiles: int, max_tiles: int) -> tuple[int, int]:
     """Returns columns and lines of the grid whose aspect ratio is nearest to that of `size`.
 
-    Of equally near ones, a larger one is chosen as long as the image has more than half of its pixels.
+    Among equally near grids, a larger one is chosen as long as the image has more than half of its pixels.
     """
     grids = [
         (columns, lines)
