@@ -6,6 +6,7 @@ from runtime.images.layout import Budget, Layout, Size
 from runtime.images.rule import Fields, Rule, count, field, shared_fields
 
 MAX_TILES = 64
+OWN_MARKER = "<image>"
 
 
 class InternVl(Rule, frozen=True, kw_only=True):
@@ -32,6 +33,10 @@ class InternVl(Rule, frozen=True, kw_only=True):
             max_tiles=min(MAX_TILES, count(processor, "max_patches", count(config, "max_dynamic_patch", 12))),
             **shared_fields(processor, config),
         )
+
+    def marker_in(self, template: str) -> str:
+        """The templates of InternVL's own checkpoints write a shorter one."""
+        return OWN_MARKER if OWN_MARKER in template and self.marker not in template else self.marker
 
     def layout(self, size: Size, budget: Budget, num_images: int) -> Layout:
         """A smaller budget means fewer tiles."""
