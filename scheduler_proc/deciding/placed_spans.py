@@ -37,7 +37,7 @@ class PlacedSpan:
         is_all = span.placeholder == ALL_POSITIONS
         self.num_rows = span.length if is_all else token_ids[span.start : span.end].count(span.placeholder)
         self.is_encoded = has_encoders and span.kind == "image"
-        """Its rows are asked for. Those of others are there before the request."""
+        """Its rows are asked for. The rows of other spans are there before the request."""
         self.key = key_of(span.digest, self.num_rows)
 
 
