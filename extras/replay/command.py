@@ -66,6 +66,10 @@ def replay(options: argparse.Namespace) -> int:
         print(f"note: {text}", file=sys.stderr)
     if recording.num_unreadable:
         print(f"note: {recording.num_unreadable} frames cannot be decoded and are left out", file=sys.stderr)
+    if recording.num_with_images:
+        print(
+            f"note: {recording.num_with_images} requests have images, which no frame holds: left out", file=sys.stderr
+        )
     flags = options.server_flags
     num_recorded = recording.config.run.data_parallel
     requested = _value_of("--data-parallel", flags)

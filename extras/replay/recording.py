@@ -12,7 +12,7 @@ from extras.faults.faults import read_poisons
 from extras.replay.outcomes import BY_REQUEST, Key, Outcome, Outcomes
 from messages.config.server import Config
 from messages.control.processes import FRONTEND, kind_of
-from messages.engines import engine_name
+from messages.engines import SCHEDULER, engine_name
 from messages.errors import SluiceError
 from messages.frame_files import Record, find_readers, read_records
 from messages.frames import Arrivals
@@ -92,7 +92,8 @@ class Recording:
 
     `inputs` are all messages to them, in order. `trouble` is the reason for a snapshot, `poisons` are the faults that
     had been injected into steps. Raises `SluiceError` if the directory holds nothing that can be replayed. Frames that
-    do not decode are counted, not replayed. With `uids` only these requests count.
+    do not decode are counted, not replayed; so are requests with images if an encoder would need these. With `uids`
+    only these requests count.
     """
 
     def __init__(self, directory: Path, only: str = "", uids: Collection[int] = ()):
@@ -105,7 +106,8 @@ class Recording:
         self.inputs: list[tuple[int, Any]] = []
         """Each with its monotonic stamp."""
         self.attempts: dict[Key, Attempt] = {}
-        self.num_unreadable = 0
+        self.num_unreadable = self.num_with_images = 0
+        self._needs_images = only in ("", SCHEDULER)
         self._ends: dict[Key, AbortMsg | StopSeen] = {}
         self._opening = OPENINGS[only]
         self._arrivals = Arrivals(only)
@@ -173,6 +175,9 @@ class Recording:
             frame = f"frame {record.number} of sender {record.sender_id:x} on {record.edge}"
             for opening in message.each() if isinstance(message, TokenizeMsg) else [message]:
                 key = (opening.uid, opening.attempt)
+                if self._needs_images and opening.images:  # frames have digests of images, not their bytes
+                    self.num_with_images += 1
+                    continue
                 self.attempts.setdefault(key, Attempt(key, opening, record.monotonic_ns, frame))
         elif isinstance(message, AbortMsg | StopSeen):
             self._ends[message.uid, message.attempt] = message

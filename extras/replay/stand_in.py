@@ -16,7 +16,7 @@ from extras.faults.messages import Poison, wrap
 from messages.channels import ControlClient, Receiver, Sender, Waiter
 from messages.config.server import Config
 from messages.control.admin import Acknowledged, InstructProcesses, ProcessResults
-from messages.control.processes import FRONTEND, RING, Hello, ProcessTable, Ready, Stop, ToProcess, kind_of
+from messages.control.processes import ENCODER, FRONTEND, RING, Hello, ProcessTable, Ready, Stop, ToProcess, kind_of
 from messages.engines import SCHEDULER
 from messages.errors import SluiceError
 from messages.frame_files import UNIONS
@@ -51,7 +51,8 @@ class StandIn:
         self._folder = tempfile.TemporaryDirectory(prefix="sluice-replay-")
         self._log = Path(self._folder.name) / "log"
         self._run_dir = RunDir(Path(self._folder.name) / "run")
-        self._played = [kind for kind in KINDS if kind not in real]
+        kinds = (*KINDS, ENCODER) if config.facts.vision else KINDS
+        self._played = [kind for kind in kinds if kind not in real]
         command = [*server_flags(config, self._folder.name), *flags]
         if SCHEDULER in real:
             command += ["--data-parallel", str(config.run.data_parallel)]
@@ -173,7 +174,7 @@ def server_flags(config: Config, folder: str) -> list[str]:
     scheduling = msgspec.structs.replace(config.scheduling, draft_model=draft_model)
     cache = msgspec.structs.replace(config.cache, kv_disk=f"{folder}/kv-disk" if config.cache.kv_disk else "")
     flags = [
-        *(flag for section in (model, cache, scheduling) for flag in flags_of(section)),
+        *(flag for section in (model, cache, scheduling, config.images) for flag in flags_of(section)),
         *("--restart", *(f"{kind}=never" for kind in RING)),
         *("--hang-timeout-s", NEVER_S, "--drain-timeout-s", "0", "--black-box-mb", "0", "--max-snapshots", "0"),
     ]

@@ -11,7 +11,7 @@ from messages.control.processes import ToLauncher, ToProcess
 from messages.ring.encodings import ToEncoder
 from messages.ring.peers import ToFrontend
 from messages.ring.replies import ToDetokenizer
-from messages.ring.requests import ToScheduler, ToTokenizer
+from messages.ring.requests import ToEncoder, ToScheduler, ToTokenizer
 from messages.ring.steps import ToRank
 from messages.schema import SCHEMA_VERSION, make_version
 
