@@ -59,10 +59,9 @@ class SpanRows:
             self._buffer()[places_L.to(self._device)] = self._rows_of(self._file)[places_L].to(self._device)
 
     def place(self, digest: bytes, rows_LR: Tensor) -> None:
-        """Puts the rows of a span of kind `embeds` into the buffer.
+        """Puts rows that no encoder makes into the buffer. Rows of E numbers have no further parts.
 
-        Rows of E numbers have no further parts. Raises `ValueError` for rows of another size, and if the spans of
-        requests leave no room.
+        Raises `ValueError` for rows of another size, and if the spans of requests leave no room.
         """
         if rows_LR.ndim != 2 or rows_LR.shape[1] not in (self._hidden_size, self._row_size):
             raise ValueError(f"rows of shape {tuple(rows_LR.shape)} for embeddings of {self._row_size}")
