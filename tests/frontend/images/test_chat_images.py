@@ -139,6 +139,7 @@ def test_base64_may_have_line_breaks_or_the_url_alphabet_or_no_data_url(server: 
         plain.rstrip("="),
         base64.urlsafe_b64encode(image).decode(),
         f"DATA:image/jpeg;base64,{plain}",
+        "\n".join(plain),
     ]
     for form in forms:
         with server.call({"messages": [user(image_part(form))]}, path=PATH) as call:
