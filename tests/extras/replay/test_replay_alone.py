@@ -14,7 +14,6 @@ from extras.replay.stand_in import ServerEndedError
 from messages.columns import pack_int32, unpack_int32, unpack_int64
 from messages.errors import SluiceError
 from messages.frame_files import FrameReader, write_frames
-from messages.ring.images import ImageInput
 from messages.ring.replies import UserReply
 from messages.ring.requests import AbortMsg, SamplingParams, Sibling, Stamps, StopSeen, TokenizeMsg, UserMsg
 from messages.ring.steps import Batch, ForwardOutput
@@ -56,15 +55,6 @@ def test_mixed_requests_of_a_scheduler_come_again(tmp_path: Path):
     assert len(outcomes[2].tokens) == len(outcomes[2].logprobs) == 30
     assert len(outcomes[2].prompt_logprobs) == 2
     assert output_channels(recording, "scheduler") == ["detokenizer"]
-
-
-def test_a_request_with_an_image_is_left_out_where_an_encoder_would_need_it(tmp_path: Path):
-    with_image = msgspec.structs.replace(prompt(7), images=(ImageInput(bytes(16), 4, 4),))
-    record(tmp_path, "scheduler", SchedulerAlone(), [*MIXED, with_image])
-    recording, found = replay(tmp_path, "scheduler", SchedulerAlone())
-    assert found is None
-    assert recording.num_with_images == 1
-    assert {uid for uid, _ in recording.attempts} == {1, 2, 3, 4}
 
 
 def test_what_was_ended_by_request_is_ended_after_as_many_tokens(tmp_path: Path):
