@@ -4,18 +4,16 @@ They are saved by transformers' own classes, with the processor's files, a byte-
 """
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+from tests import axial_vision_models
 from tests.tiny_llama import write_tokenizer
-
-NUM_TEXT_TOKENS = 256
-"""A token for each byte; the family's special tokens follow."""
+from tests.vision_sample import HALF, NUM_TEXT_TOKENS, STEPS, Sample, Sizes, text_config, vision_config
 
 SIZES = {
     "hidden": 64,
@@ -27,25 +25,6 @@ SIZES = {
     "merge": 2,
 }
 """The default of each size; `hidden` and `layers` are the decoder's, `merge` is the side of what becomes one token."""
-
-Sizes = Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What a family publishes. `make_config` gets the sizes and the ids of `tokens`, which are special tokens.
-
-    `processor` are the fields of preprocessor_config.json, from the sizes.
-    """
-
-    architecture: str
-    make_config: Callable[[Sizes, Mapping[str, int]], Any]
-    processor: Callable[[Sizes], dict[str, Any]]
-    tokens: tuple[str, ...]
-    chat_template: str
-    processor_class: str
-    processor_fields: Callable[[Sizes], dict[str, Any]] = lambda _: {}
-    """Of processor_config.json."""
 
 
 def make_vision_model(family: str, directory: Path, seed: int = 5, **sizes: int) -> Path:
@@ -68,10 +47,15 @@ def make_vision_model(family: str, directory: Path, seed: int = 5, **sizes: int)
 
 
 def _randomize(model: torch.nn.Module) -> None:
-    """Sets all parameters to random values large enough that each matters."""
+    """Sets all parameters, and Gemma 4's limits and scales, to random values large enough that each matters."""
     with torch.no_grad():
         for name, value in model.named_parameters():
             value.normal_(float("norm" in name and name.endswith("weight")), 0.2 if value.dim() == 1 else 0.15)
+        for name, value in model.named_buffers():
+            if name.endswith(("put_min", "put_max")):
+                value.uniform_(0.5, 2.5).mul_(-1 if name.endswith("min") else 1)
+            elif name.endswith(("std_bias", "std_scale")):
+                value.normal_(float(name.endswith("scale")), 0.2)
 
 
 def _write_tokenizer(directory: Path, sample: Sample, ids: Mapping[str, int]) -> None:
@@ -97,43 +81,10 @@ def _write(path: Path, fields: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(fields, indent=2), encoding="utf-8")
 
 
-def _text_config(sizes: Sizes, ids: Mapping[str, int]) -> dict[str, Any]:
-    """Returns the fields that decoders of all families have."""
-    return {
-        "vocab_size": NUM_TEXT_TOKENS + len(ids),
-        "hidden_size": sizes["hidden"],
-        "intermediate_size": 2 * sizes["hidden"],
-        "num_hidden_layers": sizes["layers"],
-        "num_attention_heads": sizes["hidden"] // 16,
-        "num_key_value_heads": sizes["hidden"] // 32,
-        "head_dim": 16,
-        "max_position_embeddings": 4096,
-        "bos_token_id": None,
-        "eos_token_id": NUM_TEXT_TOKENS,
-        "pad_token_id": NUM_TEXT_TOKENS,
-    }
-
-
-def _vision_config(sizes: Sizes) -> dict[str, Any]:
-    """Returns the fields that towers of most families have."""
-    return {
-        "hidden_size": sizes["vision_hidden"],
-        "intermediate_size": 2 * sizes["vision_hidden"] + 32,
-        "num_hidden_layers": sizes["vision_layers"],
-        "num_attention_heads": sizes["vision_hidden"] // 16,
-        "image_size": sizes["image_size"],
-        "patch_size": sizes["patch_size"],
-    }
-
-
-HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
-STEPS = {"do_convert_rgb": True, "do_resize": True, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
-
-
 def _idefics3_config(sizes: Sizes, ids: Mapping[str, int]) -> Any:
     return transformers.Idefics3Config(
-        vision_config=_vision_config(sizes),
-        text_config={"model_type": "llama", "tie_word_embeddings": True, **_text_config(sizes, ids)},
+        vision_config=vision_config(sizes),
+        text_config={"model_type": "llama", "tie_word_embeddings": True, **text_config(sizes, ids)},
         scale_factor=sizes["merge"],
         image_token_id=ids["<image>"],
         tie_word_embeddings=True,
@@ -166,6 +117,7 @@ SMOLVLM_TEMPLATE = (
 )
 
 SAMPLES = {
+    **axial_vision_models.SAMPLES,
     "idefics3": Sample(
         architecture="Idefics3ForConditionalGeneration",
         make_config=_idefics3_config,
