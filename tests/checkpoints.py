@@ -8,6 +8,7 @@ import msgspec
 import torch
 import transformers  # imports its models, which takes seconds, only when tests first use them
 
+from messages.config.images import ImageConfig
 from messages.config.server import (
     CacheConfig,
     Config,
@@ -30,6 +31,7 @@ SECTIONS = {
     "scheduling": SchedulingConfig,
     "http": HttpConfig,
     "run": RunConfig,
+    "images": ImageConfig,
 }
 
 GPT2_VARIANTS: dict[str, dict[str, Any]] = {
@@ -435,8 +437,9 @@ def _save(model: "transformers.PreTrainedModel", path: Path, saved_as: SavedAs) 
 
 
 def _read_hf_config(model_dir: Path) -> tuple[dict[str, Any], int]:
-    """Returns config.json and its context length."""
+    """Returns config.json, with the fields of a model of several kinds' decoder, and its context length."""
     hf_config = read_config(model_dir / "config.json")
+    hf_config = hf_config.get("text_config", {}) | hf_config
     return hf_config, hf_config.get("n_positions") or hf_config["max_position_embeddings"]
 
 

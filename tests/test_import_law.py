@@ -152,7 +152,8 @@ LAYERS = {
         "kernels/arguments",
     ),
     "scheduler_proc/computing": (
-        "scheduler_proc/computing/load_runner.py scheduler_proc/computing/torch_observer.py",
+        "scheduler_proc/computing/load_runner.py scheduler_proc/computing/torch_observer.py "
+        "scheduler_proc/computing/vision/load_tower.py",
         "scheduler_proc/computing/loading",
         "scheduler_proc/computing/backends",
         "scheduler_proc/computing/runner.py",
@@ -161,7 +162,7 @@ LAYERS = {
         "scheduler_proc/computing/transformers_model",
         "scheduler_proc/computing/sampling scheduler_proc/computing/kv_cache",
         "scheduler_proc/computing/model/mtp_decoder.py",
-        "scheduler_proc/computing/model/decoder.py",
+        "scheduler_proc/computing/model/decoder.py scheduler_proc/computing/vision",
         "scheduler_proc/computing/model",
         "scheduler_proc/computing/step",
         "scheduler_proc/computing/parallel.py scheduler_proc/computing/placement.py",

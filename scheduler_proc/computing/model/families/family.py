@@ -59,7 +59,8 @@ class Source:
     `name` is that of a tensor, and `shape` its shape; `{}` in it is the number of a part, of which each is a tensor. It
     is empty if only a stack has the rows. `others` are looked for where `name` is absent: of two tied tensors a
     checkpoint may hold either, and it may have the parts in a stack. `change`: how the rows differ from ours;
-    transposed ones are [in, out] in the checkpoint where we have [out, in].
+    transposed ones are [in, out] in the checkpoint where we have [out, in], reshaped ones have any shape of as many
+    values.
     """
 
     name: str
@@ -68,7 +69,7 @@ class Source:
     first_row: int = 0
     others: tuple[str | Stack, ...] = ()
     parts: Parts = ONE_PART
-    change: Literal["transposed"] | InterleavedHeads | RowFactors | None = None
+    change: Literal["transposed", "reshaped"] | InterleavedHeads | RowFactors | None = None
 
     @property
     def num_rows(self) -> int:
@@ -103,25 +104,32 @@ class StoredSource(NamedTuple):
 
 
 Describe = Callable[[HfConfig, int], ModelDescription]
-ListSources = Callable[[ModelDescription], list[Source]]
+ListSources = Callable[[Any], list[Source]]
+"""Its argument is what `Describe` returns, or the `TowerDescription` of a vision tower."""
 
 
-@dataclass(frozen=True)
-class Family:
+@dataclass(frozen=True, kw_only=True)
+class TensorNames:
+    """The names of tensors in a checkpoint. `prefix` begins names in one of the whole model, but not of the bare
+    decoder. `ignored` matches names that may be present but are not needed."""
+
+    list_sources: ListSources
+    prefix: str
+    ignored: re.Pattern[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family(TensorNames):
     """A model family.
 
     `model_types` decide if config.json gives no architecture. `describe` raises `BootError` for an unsupported model;
-    its arguments are config.json and the longest context to serve, in tokens. `prefix` begins names in a checkpoint
-    of the whole model, but not of the bare decoder. `ignored` matches names that may be present but are not needed.
-    `can_have_mtp`: `list_sources` knows the tensors of a head of multi-token prediction.
+    its arguments are config.json and the longest context to serve, in tokens. `can_have_mtp`: `list_sources` knows the
+    tensors of a head of multi-token prediction.
     """
 
     architectures: tuple[str, ...]
     model_types: tuple[str, ...]
     describe: Describe
-    list_sources: ListSources
-    prefix: str
-    ignored: re.Pattern[str]
     can_have_mtp: bool = False
 
     def like(

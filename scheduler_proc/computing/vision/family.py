@@ -1,0 +1,91 @@
+"""What every family of towers provides: its description, the names of its tensors, and its computation."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.model.blocks.weights import Weights
+from scheduler_proc.computing.model.families.family import Source, TensorNames
+from scheduler_proc.computing.model.parameters import Parameter
+from scheduler_proc.computing.vision.description import PATCHES, TowerDescription
+from scheduler_proc.computing.vision.tower import Tower
+
+LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+NOT_OF_TOWERS = re.compile(r"(?!(model\.)?(vis|connector|multi_modal|mlp1|v\.|mm\.)).*")
+"""Tensors of the decoder in a checkpoint of the whole model."""
+
+
+class Exact(NamedTuple):
+    """The whole name of a tensor, and how it differs from our parameter (`Source.change`)."""
+
+    name: str
+    change: Literal["transposed", "reshaped"] | None = None
+
+
+Names = dict[str, str | Sequence[str] | Exact]
+"""The names of tensors by those of our parameters, both without `.weight` and `.bias`. Those of parameters in layers
+follow the name of `layers`, in which `{}` is the number of the layer. Several are parts of ours of equal size, one
+after another."""
+
+
+class TowerParts(NamedTuple):
+    """What a tower is made from. `dtype`: that of its rows. Pixels from 0 to 1 become (pixel - mean) / std."""
+
+    description: TowerDescription
+    weights: Weights
+    mean: Sequence[float]
+    std: Sequence[float]
+    dtype: torch.dtype
+    config: HfConfig
+
+
+@dataclass(frozen=True)
+class TowerFamily:
+    """A family of towers.
+
+    `describe` gets config.json, or what `mmproj.py` makes of a GGUF file's metadata, and raises `BootError` for what is
+    not supported. `namings`: a checkpoint has the first one of which it has the patches. `changes`: what is to be
+    undone in a GGUF file, fields of `HfTensor` by a tensor's name without layer and suffix.
+    """
+
+    describe: Callable[[HfConfig], TowerDescription]
+    namings: tuple[Names, ...]
+    make: Callable[[TowerParts], Tower]
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def names_in(self, present: Mapping[str, object]) -> Names:
+        """Returns the naming of a checkpoint with these tensors; the first if it fits none, for the error."""
+        fitting = (names for names in self.namings if f"{names[PATCHES]}.weight" in present)
+        return next(fitting, self.namings[0])
+
+
+def tensor_names(names: Names) -> TensorNames:
+    """Returns the naming as loading needs it."""
+
+    def list_sources(tower: TowerDescription) -> list[Source]:
+        return [source for parameter in tower.parameters for source in _sources_of(parameter, names)]
+
+    return TensorNames(list_sources=list_sources, prefix="", ignored=NOT_OF_TOWERS)
+
+
+def _sources_of(parameter: Parameter, names: Names) -> list[Source]:
+    place, name = "", parameter.name
+    if match := LAYER.fullmatch(name):
+        place, name = str(names["layers"]).format(match[1]), match[2]
+    base, _, suffix = name.rpartition(".")
+    if suffix not in ("weight", "bias"):
+        base, suffix = name, ""
+    theirs, (num_rows, *columns) = names[base], parameter.shape
+    if isinstance(theirs, Exact):
+        return [Source(f"{place}{theirs.name}", parameter.shape, parameter.name, change=theirs.change)]
+    parts = (theirs,) if isinstance(theirs, str) else theirs
+    shape = (num_rows // len(parts), *columns)
+    change = "reshaped" if base == PATCHES and columns else None
+    return [
+        Source(f"{place}{part}.{suffix}", shape, parameter.name, number * shape[0], change=change)
+        for number, part in enumerate(parts)
+    ]
