@@ -39,10 +39,10 @@ class ProjectorDescription:
 class TowerDescription:
     """A vision transformer and its projectors.
 
-    `num_positions`: rows of the table of learned positions, 0 if there is none; a class token has the first one.
-    `kept_after`: after how many layers hidden states are read, in ascending order; later layers are not described.
-    `post_norm` is applied to those of the last layer. `row_width`: the numbers of a row of an encoding. `others`:
-    further parameters of the family.
+    `num_frames`: of the film that a patch is part of; an image is all of its frames. `num_positions`: rows of the
+    table of learned positions, 0 if there is none; a class token has the first one. `kept_after`: after how many layers
+    hidden states are read, in ascending order; later layers are not described. `post_norm` is applied to those of the
+    last layer. `row_width`: the numbers of a row of an encoding. `others`: further parameters of the family.
     """
 
     hidden_size: int
@@ -51,6 +51,7 @@ class TowerDescription:
     kept_after: tuple[int, ...]
     projectors: tuple[ProjectorDescription, ...]
     row_width: int
+    num_frames: int = 1
     num_positions: int = 0
     has_class_token: bool = False
     has_patch_bias: bool = True
@@ -60,7 +61,7 @@ class TowerDescription:
 
     @property
     def patch_values(self) -> int:
-        return NUM_CHANNELS * self.patch_size**2
+        return NUM_CHANNELS * self.num_frames * self.patch_size**2
 
     @property
     def parameters(self) -> list[Parameter]:

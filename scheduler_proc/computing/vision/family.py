@@ -14,7 +14,7 @@ from scheduler_proc.computing.model.parameters import Parameter
 from scheduler_proc.computing.vision.description import PATCHES, TowerDescription
 from scheduler_proc.computing.vision.tower import Tower
 
-LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+PLACE = re.compile(r"(layers|deepstack)\.(\d+)\.(?:(\d+)\.)?(.+)")
 NOT_OF_TOWERS = re.compile(r"(?!(model\.)?(vis|connector|multi_modal|mlp1|v\.|mm\.)).*")
 """Tensors of the decoder in a checkpoint of the whole model."""
 
@@ -28,7 +28,8 @@ class Exact(NamedTuple):
 
 Names = dict[str, str | Sequence[str] | Exact]
 """The names of tensors by those of our parameters, both without `.weight` and `.bias`. Those of parameters in layers
-follow the name of `layers`, in which `{}` is the number of the layer. Several are parts of ours of equal size, one
+follow the name of `layers`, in which `{}` is the number of the layer; those of projectors of earlier layers that of
+`deepstack`, with the number of the layer and that of the projector. Several are parts of ours of equal size, one
 after another."""
 
 
@@ -74,8 +75,9 @@ def tensor_names(names: Names) -> TensorNames:
 
 def _sources_of(parameter: Parameter, names: Names) -> list[Source]:
     place, name = "", parameter.name
-    if match := LAYER.fullmatch(name):
-        place, name = str(names["layers"]).format(match[1]), match[2]
+    if match := PLACE.fullmatch(name):
+        place = str(names[match[1]]).format(match[2], match[3])
+        name = match[4] if match[1] == "layers" else f"{match[1]}.{match[4]}"
     base, _, suffix = name.rpartition(".")
     if suffix not in ("weight", "bias"):
         base, suffix = name, ""

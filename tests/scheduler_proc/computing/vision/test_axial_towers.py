@@ -1,0 +1,40 @@
+"""Encodings of towers that rotate by line and column against transformers' `get_image_features`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from tests.scheduler_proc.computing.vision import towers
+from tests.vision_models import make_vision_model
+
+NEAR = 1e-4
+SIZES = [(16, 16), (64, 48), (144, 16), (48, 112)]
+"""Widths and heights of one image each, in whole squares of patches: one square, wide, tall, uneven windows."""
+
+
+def expected_rows(model_dir: Path, views: Sequence[Tensor], processor: dict[str, Any]) -> Tensor:
+    """Returns the rows of an image, as transformers computes them in float32, deepstack features after the others."""
+    model = transformers.AutoModelForImageTextToText.from_pretrained(model_dir, attn_implementation="eager").float()
+    images = transformers.AutoImageProcessor.from_pretrained(model_dir, **processor)
+    found = images([view.permute(2, 0, 1).numpy() for view in views], input_data_format="channels_first")
+    with torch.no_grad():
+        features = model.model.get_image_features(**found.convert_to_tensors("pt"), return_dict=True)
+    parts = [features.pooler_output, *(getattr(features, "deepstack_features", None) or ())]
+    return torch.cat([part if isinstance(part, Tensor) else torch.cat(list(part)) for part in parts], 1)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
+def test_an_image_of_any_shape(tmp_path: Path, family: str, size: tuple[int, int]):
+    model_dir = make_vision_model(family, tmp_path / "model", vision_layers=4)
+    views = towers.random_views(size)
+    expected = expected_rows(model_dir, views, {"do_resize": False})
+    tower = towers.load(family.replace("qwen3_5", "qwen3_vl"), model_dir)
+    assert tower.row_width == expected.shape[1]
+    for _ in range(2):
+        assert towers.distance(tower.encode(views, towers.layout_of(len(expected))), expected) < NEAR
