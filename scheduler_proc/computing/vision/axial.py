@@ -15,7 +15,8 @@ from scheduler_proc.computing.model.blocks.context import BlockContext
 from scheduler_proc.computing.model.description import RopeDescription
 from scheduler_proc.computing.parallel import ALONE
 from scheduler_proc.computing.step.rows import StepRows
-from scheduler_proc.computing.vision.description import TowerDescription
+from scheduler_proc.computing.vision.description import PATCHES
+from scheduler_proc.computing.vision.family import TowerParts
 from scheduler_proc.computing.vision.view_tower import Grid, ViewTower
 from scheduler_proc.computing.vision.vit import whole_rows
 
@@ -26,7 +27,8 @@ class AxialTables:
     `has_own_columns`: columns have the frequencies between those of lines, as in Pixtral, not the same ones.
     """
 
-    def __init__(self, *, has_own_columns: bool = False):
+    def __init__(self, device: torch.device, *, has_own_columns: bool = False):
+        self._device = device
         self._tables: RopeTables | None = None
         self._frequencies = torch.empty(0, 0)
         self._has_own_columns = has_own_columns
@@ -37,15 +39,16 @@ class AxialTables:
             exponents_X = torch.arange(0, head_dim, 2).float() / head_dim
             lines, columns = exponents_X[::2], exponents_X[1 if self._has_own_columns else 0 :: 2]
             self._frequencies = torch.stack([1.0 / rope.theta**exponents for exponents in (lines, columns)])
-            self._tables = RopeTables(torch.empty(0, head_dim // 2), torch.empty(0, head_dim // 2))
+            empty = torch.empty(0, head_dim // 2, device=self._device)
+            self._tables = RopeTables(empty, empty.clone())
         return self._tables
 
     def set(self, places: Tensor) -> None:
         """Sets the line and the column of each patch, [T, 2]."""
         assert self._tables is not None
-        angles_TX = (places.cpu()[:, :, None].float() * self._frequencies).flatten(1)
+        angles_TX = (places[:, :, None].float() * self._frequencies).flatten(1)
         for table, values in zip(self._tables[:2], (angles_TX.cos(), angles_TX.sin()), strict=True):
-            table.set_(values.to(places.device))
+            table.resize_(values.shape).copy_(values)
 
 
 def places_of(grid: Grid, side: int = 1) -> Tensor:
@@ -61,13 +64,14 @@ class AxialTower(ViewTower):
 
     has_own_columns = False
 
-    def _context(self, tower: TowerDescription) -> BlockContext:
-        self._tables = AxialTables(has_own_columns=self.has_own_columns)
+    def _context(self, parts: TowerParts) -> BlockContext:
+        device = parts.weights[f"{PATCHES}.weight"].stored.device
+        self._tables = AxialTables(device, has_own_columns=self.has_own_columns)
         return BlockContext(ALONE, self._tables.find)
 
     def _rows(self, lens: Sequence[int], grids: Sequence[Grid]) -> Sequence[StepRows]:
         device = self._vit.device
-        self._tables.set(torch.cat([self._places(grid) for grid in grids]).to(device))
+        self._tables.set(torch.cat([self._places(grid) for grid in grids]))
         positions = torch.arange(sum(lens), dtype=torch.int32, device=device)
         rows = whole_rows(torch.tensor(lens, dtype=torch.int32, device=device), positions)
         return [rows] * self._num_layers

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from scheduler_proc.computing.model.attention_description import EncoderAttentionDescription
 from scheduler_proc.computing.model.blocks.layer import layer_parameters
 from scheduler_proc.computing.model.blocks.norm import norm_parameters
 from scheduler_proc.computing.model.description import LayerDescription, NormDescription
@@ -58,6 +59,13 @@ class TowerDescription:
     pre_norm: NormDescription | None = None
     post_norm: NormDescription | None = None
     others: tuple[Parameter, ...] = ()
+
+    @property
+    def head_dim(self) -> int:
+        """The values of a head, the same in all layers."""
+        attention = self.layers[0].find(EncoderAttentionDescription)
+        assert attention is not None
+        return attention.head_dim
 
     @property
     def patch_values(self) -> int:

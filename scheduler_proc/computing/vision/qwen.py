@@ -1,11 +1,11 @@
 """What the towers of Qwen2.5-VL and Qwen3-VL have in common: patches of a film, rotary positions, merged squares."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kernels.formats.plain import PlainWeight
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.description import DenseMlpDescription, LayerDescription, NormDescription
@@ -76,6 +76,5 @@ def _join_frames(weights: Weights) -> None:
     if second is None:
         return
     name = f"{PATCHES}.weight"
-    first = weights[name]
-    kernels = [weight.stored.unflatten(1, (NUM_CHANNELS, -1)) for weight in (first, second)]
-    weights[name] = replace(first, stored=torch.stack(kernels, 2).flatten(1))
+    kernels = [weight.stored.unflatten(1, (NUM_CHANNELS, -1)) for weight in (weights[name], second)]
+    weights[name] = PlainWeight(torch.stack(kernels, 2).flatten(1))

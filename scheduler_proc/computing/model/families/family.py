@@ -41,15 +41,18 @@ ONE_PART = Parts(1, 0)
 
 @dataclass(frozen=True)
 class InterleavedHeads:
-    """Heads in which neighbouring rows are rotated together in the checkpoint, where we rotate halves; their rotated
-    rows are the first ones."""
+    """Heads in which neighbours of `unit` rows each are rotated together in the checkpoint, where we rotate halves;
+    their rotated rows are the first ones."""
 
     num_heads: int
     num_rotated: int
+    unit: int = 1
 
 
 RowFactors = tuple[tuple[float, int], ...]
 """Factors, and how many rows each multiplies, one after another. The rows become plain numbers."""
+
+Change = Literal["transposed", "reshaped"] | InterleavedHeads | RowFactors | None
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class Source:
     first_row: int = 0
     others: tuple[str | Stack, ...] = ()
     parts: Parts = ONE_PART
-    change: Literal["transposed", "reshaped"] | InterleavedHeads | RowFactors | None = None
+    change: Change = None
 
     @property
     def num_rows(self) -> int:

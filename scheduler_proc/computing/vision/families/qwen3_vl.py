@@ -44,10 +44,10 @@ def describe(config: HfConfig) -> TowerDescription:
     deepstack = (
         replace(projector, name=f"{DEEPSTACK}.{layer}.{number}", norm=wide_norm) for number, layer in enumerate(layers)
     )
+    fields["kept_after"] = (*(layer + 1 for layer in layers), num_layers)
     return TowerDescription(
-        **fields
-        | {"kept_after": (*(layer + 1 for layer in layers), num_layers)}
-        | {"num_positions": vision.count("num_position_embeddings", 2304)},
+        **fields,
+        num_positions=vision.count("num_position_embeddings", 2304),
         projectors=(projector, *deepstack),
         row_width=sizes[-1] * (1 + len(layers)),
     )

@@ -13,8 +13,8 @@ from tests.scheduler_proc.computing.vision import towers
 from tests.vision_models import make_vision_model
 
 NEAR = 1e-4
-SIZES = [(16, 16), (64, 48), (144, 16), (48, 112)]
-"""Widths and heights of one image each, in whole squares of patches: one square, wide, tall, uneven windows."""
+SIZES = [(32, 16), (64, 48), (144, 16), (48, 112)]
+"""Widths and heights of one image each, in whole squares of patches: two squares, wide, tall, uneven windows."""
 
 
 def expected_rows(model_dir: Path, views: Sequence[Tensor], processor: dict[str, Any]) -> Tensor:
@@ -29,7 +29,7 @@ def expected_rows(model_dir: Path, views: Sequence[Tensor], processor: dict[str,
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "pixtral"])
 def test_an_image_of_any_shape(tmp_path: Path, family: str, size: tuple[int, int]):
     model_dir = make_vision_model(family, tmp_path / "model", vision_layers=4)
     views = towers.random_views(size)
