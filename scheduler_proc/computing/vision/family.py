@@ -23,7 +23,7 @@ class Exact(NamedTuple):
     """The whole name of a tensor, and how it differs from our parameter (`Source.change`)."""
 
     name: str
-    change: Literal["transposed", "reshaped"] | None = None
+    change: Literal["transposed", "reshaped", "channels_last"] | None = None
 
 
 class Rotated(NamedTuple):
@@ -67,8 +67,13 @@ class TowerFamily:
 
     def names_in(self, present: Mapping[str, object]) -> Names:
         """Returns the naming of a checkpoint with these tensors; the first if it fits none, for the error."""
-        fitting = (names for names in self.namings if f"{names[PATCHES]}.weight" in present)
+        fitting = (names for names in self.namings if _patches_name(names) in present)
         return next(fitting, self.namings[0])
+
+
+def _patches_name(names: Names) -> str:
+    name = names[PATCHES]
+    return name.name if isinstance(name, Exact) else f"{name}.weight"
 
 
 def tensor_names(names: Names) -> TensorNames:

@@ -52,7 +52,7 @@ class InterleavedHeads:
 RowFactors = tuple[tuple[float, int], ...]
 """Factors, and how many rows each multiplies, one after another. The rows become plain numbers."""
 
-Change = Literal["transposed", "reshaped"] | InterleavedHeads | RowFactors | None
+Change = Literal["transposed", "reshaped", "channels_last"] | InterleavedHeads | RowFactors | None
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Source:
     `name` is that of a tensor, and `shape` its shape; `{}` in it is the number of a part, of which each is a tensor. It
     is empty if only a stack has the rows. `others` are looked for where `name` is absent: of two tied tensors a
     checkpoint may hold either, and it may have the parts in a stack. `change`: how the rows differ from ours;
-    transposed ones are [in, out] in the checkpoint where we have [out, in], reshaped ones have any shape of as many
-    values.
+    transposed ones are [in, out] in the checkpoint where we have [out, in], those with `channels_last` have pixel after
+    pixel where we have channel after channel, reshaped ones have any shape of as many values.
     """
 
     name: str

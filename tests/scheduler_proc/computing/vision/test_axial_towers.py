@@ -38,3 +38,12 @@ def test_an_image_of_any_shape(tmp_path: Path, family: str, size: tuple[int, int
     assert tower.row_width == expected.shape[1]
     for _ in range(2):
         assert towers.distance(tower.encode(views, towers.layout_of(len(expected))), expected) < NEAR
+
+
+@pytest.mark.parametrize("size", [(24, 24), (72, 48), (24, 120)], ids=str)
+def test_gemma4_averages_squares_of_three_patches(tmp_path: Path, size: tuple[int, int]):
+    model_dir = make_vision_model("gemma4", tmp_path / "model")
+    views = towers.random_views(size)
+    expected = expected_rows(model_dir, views, {"do_resize": False})
+    tower = towers.load("gemma4", model_dir)
+    assert towers.distance(tower.encode(views, towers.layout_of(len(expected))), expected) < NEAR
