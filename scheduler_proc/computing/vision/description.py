@@ -7,7 +7,7 @@ from scheduler_proc.computing.model.attention_description import EncoderAttentio
 from scheduler_proc.computing.model.blocks.layer import layer_parameters
 from scheduler_proc.computing.model.blocks.norm import norm_parameters
 from scheduler_proc.computing.model.description import LayerDescription, NormDescription
-from scheduler_proc.computing.model.parameters import Parameter, linear_parameters
+from scheduler_proc.computing.model.parameters import Parameter, Role, linear_parameters
 
 NUM_CHANNELS = 3
 PATCHES, POSITIONS, CLASS_TOKEN, PRE_NORM, POST_NORM = "patches", "positions", "class_token", "pre_norm", "post_norm"
@@ -56,6 +56,8 @@ class TowerDescription:
     num_positions: int = 0
     has_class_token: bool = False
     has_patch_bias: bool = True
+    patch_role: Role = "router"
+    """`positions` keeps the patches' weight as plain numbers."""
     pre_norm: NormDescription | None = None
     post_norm: NormDescription | None = None
     others: tuple[Parameter, ...] = ()
@@ -74,7 +76,7 @@ class TowerDescription:
     @property
     def parameters(self) -> list[Parameter]:
         size = self.hidden_size
-        found = [Parameter(f"{PATCHES}.weight", (size, self.patch_values), "router")]
+        found = [Parameter(f"{PATCHES}.weight", (size, self.patch_values), self.patch_role)]
         found += [Parameter(f"{PATCHES}.bias", (size,), "bias")] if self.has_patch_bias else []
         found += [Parameter(POSITIONS, (self.num_positions, size), "positions")] if self.num_positions else []
         found += [Parameter(CLASS_TOKEN, (1, size), "positions")] if self.has_class_token else []

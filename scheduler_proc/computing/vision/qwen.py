@@ -31,7 +31,7 @@ def describe_qwen(vision: HfConfig, norm: NormDescription, mlp: DenseMlpDescript
     attention = describe_axial(vision, vision.count("num_heads"), has_bias=True)
     layer = LayerDescription(mixers=(attention,), mlp=mlp, attention_norm=norm, mlp_norm=norm)
     patch_size, num_layers = vision.count("patch_size", most=256), vision.count("depth", most=MAX_LAYERS)
-    second = Parameter(f"{SECOND_PATCHES}.weight", (size, NUM_CHANNELS * patch_size**2), "router")
+    second = Parameter(f"{SECOND_PATCHES}.weight", (size, NUM_CHANNELS * patch_size**2), "positions")
     return {
         "hidden_size": size,
         "layers": (layer,) * num_layers,
@@ -39,7 +39,7 @@ def describe_qwen(vision: HfConfig, norm: NormDescription, mlp: DenseMlpDescript
         "num_frames": num_frames,
         "kept_after": (num_layers,),
         "post_norm": norm,
-        "others": (second,) if num_frames == 1 else (),
+        **({"others": (second,), "patch_role": "positions"} if num_frames == 1 else {}),
     }
 
 

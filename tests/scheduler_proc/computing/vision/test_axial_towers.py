@@ -10,11 +10,15 @@ import transformers
 from torch import Tensor
 
 from tests.scheduler_proc.computing.vision import towers
+from tests.scheduler_proc.computing.vision.axial_mmproj import write_mmproj
 from tests.vision_models import make_vision_model
 
 NEAR = 1e-4
 SIZES = [(32, 16), (64, 48), (144, 16), (48, 112)]
 """Widths and heights of one image each, in whole squares of patches: two squares, wide, tall, uneven windows."""
+
+NUM_ROWS = {"gemma4": 24} | dict.fromkeys(("qwen2_5_vl", "qwen3_vl", "qwen3_5", "pixtral"), 54)
+"""Of an image of 144 x 96 pixels."""
 
 
 def expected_rows(model_dir: Path, views: Sequence[Tensor], processor: dict[str, Any]) -> Tensor:
@@ -47,3 +51,24 @@ def test_gemma4_averages_squares_of_three_patches(tmp_path: Path, size: tuple[in
     expected = expected_rows(model_dir, views, {"do_resize": False})
     tower = towers.load("gemma4", model_dir)
     assert towers.distance(tower.encode(views, towers.layout_of(len(expected))), expected) < NEAR
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "pixtral", "gemma4"])
+def test_a_gguf_file_has_the_same_tower(tmp_path: Path, family: str):
+    model_dir = make_vision_model(family, tmp_path / "model", vision_layers=4)
+    mmproj = write_mmproj(tmp_path / "mmproj.gguf", family, model_dir)
+    views = towers.random_views((144, 96))
+    name = family.replace("qwen3_5", "qwen3_vl")
+    expected = towers.load(name, model_dir).encode(views, towers.layout_of(NUM_ROWS[family]))
+    found = towers.load(name, model_dir, mmproj).encode(views, towers.layout_of(len(expected)))
+    assert towers.distance(found, expected) < NEAR
+
+
+def test_an_old_gguf_file_exchanges_the_tensors_of_the_mlp(tmp_path: Path):
+    model_dir = make_vision_model("qwen2_5_vl", tmp_path / "model")
+    mmproj = write_mmproj(tmp_path / "mmproj.gguf", "qwen2_5_vl", model_dir, exchanges_mlp=True)
+    views = towers.random_views((32, 32))
+    expected, found = (
+        towers.load("qwen2_5_vl", model_dir, path).encode(views, towers.layout_of(4)) for path in ("", mmproj)
+    )
+    assert towers.distance(found, expected) < NEAR
