@@ -5,12 +5,8 @@ from typing import Any
 
 import transformers
 
-from tests.vision_sample import HALF, STEPS, Sample, Sizes, text_config, vision_config
+from tests.vision_sample import CLIP, HALF, STEPS, Sample, Sizes, text_config, vision_config
 
-CLIP = {
-    "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_std": [0.26862954, 0.26130258, 0.27577711],
-}
 MIN_TOKENS, MAX_TOKENS = 4, 64
 """The budget of an image, for processors that have one."""
 

@@ -4,7 +4,7 @@ They are saved by transformers' own classes, with the processor's files, a byte-
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import transformers
 
 from tests import axial_vision_models
 from tests.tiny_llama import write_tokenizer
-from tests.vision_sample import HALF, NUM_TEXT_TOKENS, STEPS, Sample, Sizes, text_config, vision_config
+from tests.vision_sample import CLIP, HALF, IMAGENET, NUM_TEXT_TOKENS, STEPS, Sample, Sizes, text_config, vision_config
 
 SIZES = {
     "hidden": 64,
@@ -109,12 +109,139 @@ def _num_merged(sizes: Sizes) -> int:
     return (sizes["image_size"] // sizes["patch_size"] // sizes["merge"]) ** 2
 
 
+def _gemma3_config(sizes: Sizes, ids: Mapping[str, int]) -> Any:
+    return transformers.Gemma3Config(
+        vision_config={"model_type": "siglip_vision_model", "vision_use_head": False, **vision_config(sizes)},
+        text_config={"sliding_window": 16, "query_pre_attn_scalar": 16, **text_config(sizes, ids)},
+        mm_tokens_per_image=_num_merged(sizes),
+        image_token_id=ids["<image_soft_token>"],
+        boi_token_index=ids["<start_of_image>"],
+        eoi_token_index=ids["<end_of_image>"],
+    )
+
+
+def _stretched(processor_type: str, **fields: Any) -> Callable[[Sizes], dict[str, Any]]:
+    """Returns the fields of a processor that makes every image as large as the tower's view."""
+
+    def make(sizes: Sizes) -> dict[str, Any]:
+        size = {"height": sizes["image_size"], "width": sizes["image_size"]}
+        return {"image_processor_type": processor_type, **STEPS, **HALF, "size": size} | fields
+
+    return make
+
+
+def _internvl_config(sizes: Sizes, ids: Mapping[str, int]) -> Any:
+    side, patch = sizes["image_size"], sizes["patch_size"]
+    vision = {"image_size": [side, side], "patch_size": [patch, patch], "attention_bias": True, "hidden_act": "gelu"}
+    return transformers.InternVLConfig(
+        vision_config={**vision_config(sizes), **vision, "layer_scale_init_value": 0.5},
+        text_config={"model_type": "qwen2", **text_config(sizes, ids)},
+        image_token_id=ids["<IMG_CONTEXT>"],
+        image_seq_length=_num_merged(sizes),
+        downsample_ratio=1 / sizes["merge"],
+    )
+
+
+def _llava_config(sizes: Sizes, ids: Mapping[str, int]) -> Any:
+    return transformers.LlavaConfig(
+        vision_config={"model_type": "clip_vision_model", "hidden_act": "quick_gelu", **vision_config(sizes)},
+        text_config={"model_type": "llama", **text_config(sizes, ids)},
+        image_token_index=ids["<image>"],
+        image_seq_length=(sizes["image_size"] // sizes["patch_size"]) ** 2,
+        vision_feature_layer=-2,
+        vision_feature_select_strategy="default",
+    )
+
+
+def _pinpoints(sizes: Sizes) -> list[list[int]]:
+    side = sizes["image_size"]
+    return [[side * lines, side * columns] for lines in range(1, 5) for columns in range(1, 5)]
+
+
+def _llava_onevision_config(sizes: Sizes, ids: Mapping[str, int]) -> Any:
+    return transformers.LlavaOnevisionConfig(
+        vision_config={"model_type": "siglip_vision_model", "vision_use_head": False, **vision_config(sizes)},
+        text_config={"model_type": "qwen2", **text_config(sizes, ids)},
+        image_token_index=ids["<image>"],
+        video_token_index=ids["<video>"],
+        image_grid_pinpoints=_pinpoints(sizes),
+        vision_aspect_ratio="anyres_max_9",
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    )
+
+
+def _llava_next_config(sizes: Sizes, ids: Mapping[str, int]) -> Any:
+    """Granite Vision's: several layers of SigLIP."""
+    return transformers.LlavaNextConfig(
+        vision_config={"model_type": "siglip_vision_model", "vision_use_head": False, **vision_config(sizes)},
+        text_config={"model_type": "granite", **text_config(sizes, ids)},
+        image_token_index=ids["<image>"],
+        image_grid_pinpoints=_pinpoints(sizes),
+        vision_feature_layer=[-2, -1],
+        vision_feature_select_strategy="full",
+    )
+
+
+def _anyres(processor_type: str, **fields: Any) -> Callable[[Sizes], dict[str, Any]]:
+    stretched = _stretched(processor_type, do_pad=True, resample=3, **fields)
+    return lambda sizes: stretched(sizes) | {"image_grid_pinpoints": _pinpoints(sizes)}
+
+
+def _lfm2_vl_config(sizes: Sizes, ids: Mapping[str, int]) -> Any:
+    side = sizes["image_size"] // sizes["patch_size"]
+    layers = ["conv", "full_attention"] * sizes["layers"]
+    return transformers.Lfm2VlConfig(
+        vision_config={
+            "model_type": "siglip2_vision_model",
+            "vision_use_head": False,
+            "num_patches": side**2,
+            **vision_config(sizes),
+        },
+        text_config={
+            "model_type": "lfm2",
+            **text_config(sizes, ids),
+            "layer_types": layers[: sizes["layers"]],
+            "block_auto_adjust_ff_dim": False,
+        },
+        image_token_id=ids["<image>"],
+        projector_hidden_size=96,
+        downsample_factor=sizes["merge"],
+    )
+
+
 SMOLVLM_TEMPLATE = (
     "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}{% if message['content'][0]['type'] == "
     "'image' %}{{':'}}{% else %}{{': '}}{% endif %}{% for line in message['content'] %}{% if line['type'] == 'text' %}"
     "{{line['text']}}{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n"
     "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
+
+CHATML_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}{% for line in message['content'] %}"
+    "{% if line['type'] == 'text' %}{{ line['text'] }}{% elif line['type'] == 'image' %}{{ '<image>\n' }}{% endif %}"
+    "{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAVA_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'].upper() + ': ' }}{% for line in message['content'] %}"
+    "{% if line['type'] == 'image' %}{{ '<image>\n' }}{% else %}{{ line['text'] }}{% endif %}{% endfor %}{{ ' ' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+GEMMA3_TEMPLATE = (
+    "{{ '<bos>' }}{% for message in messages %}{{ '<start_of_turn>' + message['role'] + '\n' }}"
+    "{% for line in message['content'] %}{% if line['type'] == 'image' %}{{ '<start_of_image>' }}{% else %}"
+    "{{ line['text'] | trim }}{% endif %}{% endfor %}{{ '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+GEMMA3_IMAGE = ("<start_of_image>", "<image_soft_token>", "<end_of_image>")
+
+
+def _llava_fields(sizes: Sizes, strategy: str, **others: Any) -> dict[str, Any]:
+    """Returns the fields of processor_config.json of LLaVA's families."""
+    fields = {"patch_size": sizes["patch_size"], "vision_feature_select_strategy": strategy, "image_token": "<image>"}
+    return fields | others
+
 
 SAMPLES = {
     **axial_vision_models.SAMPLES,
@@ -133,5 +260,79 @@ SAMPLES = {
         chat_template=SMOLVLM_TEMPLATE,
         processor_class="Idefics3Processor",
         processor_fields=lambda sizes: {"image_seq_len": _num_merged(sizes)},
+    ),
+    "gemma3": Sample(
+        architecture="Gemma3ForConditionalGeneration",
+        make_config=_gemma3_config,
+        processor=_stretched("Gemma3ImageProcessor", resample=2, do_pan_and_scan=None),
+        tokens=("<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>", *GEMMA3_IMAGE),
+        chat_template=GEMMA3_TEMPLATE,
+        processor_class="Gemma3Processor",
+        processor_fields=lambda sizes: {"image_seq_length": _num_merged(sizes)},
+    ),
+    "internvl": Sample(
+        architecture="InternVLForConditionalGeneration",
+        make_config=_internvl_config,
+        processor=_stretched("GotOcr2ImageProcessor", **IMAGENET, resample=3, crop_to_patches=True, max_patches=6),
+        tokens=("<|im_end|>", "<|im_start|>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>"),
+        chat_template=CHATML_TEMPLATE.replace("<image>", "<IMG_CONTEXT>"),
+        processor_class="InternVLProcessor",
+        processor_fields=lambda sizes: {"image_seq_length": _num_merged(sizes)},
+    ),
+    "llava": Sample(
+        architecture="LlavaForConditionalGeneration",
+        make_config=_llava_config,
+        processor=lambda sizes: (
+            {"image_processor_type": "CLIPImageProcessor", **STEPS, **CLIP, "resample": 3, "do_center_crop": True}
+            | {"size": {"shortest_edge": sizes["image_size"]}}
+            | {"crop_size": {"height": sizes["image_size"], "width": sizes["image_size"]}}
+        ),
+        tokens=("</s>", "<s>", "<image>"),
+        chat_template=LLAVA_TEMPLATE,
+        processor_class="LlavaProcessor",
+        processor_fields=lambda sizes: _llava_fields(sizes, "default", num_additional_image_tokens=1),
+    ),
+    "llava_onevision": Sample(
+        architecture="LlavaOnevisionForConditionalGeneration",
+        make_config=_llava_onevision_config,
+        processor=_anyres("LlavaOnevisionImageProcessor"),
+        tokens=("<|im_end|>", "<|im_start|>", "<image>", "<video>"),
+        chat_template=CHATML_TEMPLATE,
+        processor_class="LlavaOnevisionProcessor",
+        processor_fields=lambda sizes: _llava_fields(
+            sizes,
+            "full",
+            num_image_tokens=(sizes["image_size"] // sizes["patch_size"]) ** 2,
+            vision_aspect_ratio="anyres_max_9",
+        ),
+    ),
+    "llava_next": Sample(
+        architecture="LlavaNextForConditionalGeneration",
+        make_config=_llava_next_config,
+        processor=lambda sizes: (
+            _anyres("LlavaNextImageProcessor")(sizes)
+            | {"crop_size": {"height": sizes["image_size"], "width": sizes["image_size"]}}
+            | {"size": {"shortest_edge": sizes["image_size"]}}
+        ),
+        tokens=("<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>", "<image>"),
+        chat_template=LLAVA_TEMPLATE,
+        processor_class="LlavaNextProcessor",
+        processor_fields=lambda sizes: _llava_fields(sizes, "full"),
+    ),
+    "lfm2_vl": Sample(
+        architecture="Lfm2VlForConditionalGeneration",
+        make_config=_lfm2_vl_config,
+        processor=_stretched("Lfm2VlImageProcessorFast", resample=2, do_image_splitting=True),
+        tokens=(
+            "<|im_end|>",
+            "<|im_start|>",
+            "<image>",
+            "<|image_start|>",
+            "<|image_end|>",
+            "<|img_thumbnail|>",
+            *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 6) for column in range(1, 6)),
+        ),
+        chat_template=CHATML_TEMPLATE,
+        processor_class="Lfm2VlProcessor",
     ),
 }

@@ -24,7 +24,7 @@ class Sample:
     chat_template: str
     processor_class: str
     processor_fields: Callable[[Sizes], dict[str, Any]] = lambda _: {}
-    """Of processor_config.json."""
+    """The fields of processor_config.json."""
 
 
 def text_config(sizes: Sizes, ids: Mapping[str, int]) -> dict[str, Any]:
@@ -57,4 +57,9 @@ def vision_config(sizes: Sizes) -> dict[str, Any]:
 
 
 HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+CLIP = {
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
 STEPS = {"do_convert_rgb": True, "do_resize": True, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}

@@ -167,9 +167,13 @@ class ProcessView:
 
         The message stays the same until another frontend ends.
         """
+        started = [status.uid_block for status in self.fronts()]
+        return find_gone([own_block, *started], self.living_blocks(own_block))
+
+    def living_blocks(self, own_block: int) -> list[int]:
+        """Returns the blocks of uids of the frontends that are alive, one of which has this block."""
         started = self.fronts()
-        living = [status.uid_block for status in started if status.state not in ("dead", "restarting")]
-        return find_gone([own_block, *(status.uid_block for status in started)], [own_block, *living])
+        return [own_block, *[entry.uid_block for entry in started if entry.state not in ("dead", "restarting")]]
 
     def has_died(self, name: str) -> bool:
         """True if a process that ended, and may have been replaced, did so without a command."""

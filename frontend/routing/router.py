@@ -102,7 +102,7 @@ class Router:
         if keep and message.engine in self._engines:
             return message.engine
         keys = block_keys(message)
-        num_tokens = estimate_tokens(message.prompt_text, message.prompt_ids, message.chat)
+        num_tokens = estimate_tokens(message.prompt_text, message.prompt_ids, message.chat, message.images)
         tokens_per_key = num_tokens * BLOCK_BYTES / max(1, num_bytes(message))
         offers = [
             Offer(

@@ -14,6 +14,9 @@ FRONTEND = "frontend"
 RING = ("tokenizer", "scheduler", "detokenizer")
 """The kinds of processes that a request passes through."""
 
+ENCODER = "encoder"
+"""The kind of processes that encode images for schedulers; text does not wait for them."""
+
 WAITING = "waiting"
 """How the phase of a starting process begins while the machine that it needs is not there."""
 

@@ -6,7 +6,16 @@ from typing import Literal
 import msgspec
 
 WaitsFor = Literal[
-    "rows", "tokens", "pages", "drain", "priority", "window_pages", "state_slots", "adapter", "adapter_slots"
+    "rows",
+    "tokens",
+    "pages",
+    "drain",
+    "priority",
+    "window_pages",
+    "state_slots",
+    "adapter",
+    "adapter_slots",
+    "encoding",
 ]
 """Why the first request of the queue got no row: all rows are in use, the step's token budget is spent, too few pages
 are available, the scheduler is draining, its priority is the lowest and requests of higher priority exist, or a
@@ -16,6 +25,8 @@ RESOURCE_TEXTS: Mapping[WaitsFor, str] = {
     "window_pages": "too few pages of layers with a window are free or can be evicted (--kv-cache-memory-gb)",
     "state_slots": "all slots for recurrent states are in use (--kv-cache-memory-gb)",
     "adapter": "its LoRA adapter is being read from disk",
+    "encoding": "its images are being encoded (--encoder-workers, --image-max-tokens), or encodings of others take all "
+    "memory for them (--image-cache-mb)",
     "adapter_slots": "rows use other LoRA adapters, as many as may be used at once (--max-loras)",
 }
 """What `/requests` shows for the resources of `scheduler_proc/deciding/pages/resource.py`."""

@@ -1,6 +1,6 @@
 """The layout of an image: how it is resized and cut, and how many tokens it becomes. It follows from its size alone.
 
-The pixels are made from it by `encoder_proc/pixels.py`.
+The pixels are made from it by `pixels.py`.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Filter = Literal["bilinear", "bicubic", "lanczos"]
 
 @dataclass(frozen=True)
 class Layout:
-    """The image is resized to each of `resizes` in turn, then cropped to the middle `crop`.
+    """The image is resized to each of `resizes` in turn, cropped to the middle `crop`, and centered on a black `pad`.
 
     Without `tile`, the result is the only view. With it, the views are its tiles in rows from the top left, then the
     overview: the original (`overview_of`), or the image as resized, resized to `overview`. All views of a tiled image
@@ -26,6 +26,7 @@ class Layout:
     num_tokens: int
     """Tokens with rows of the encoding."""
     crop: Size | None = None
+    pad: Size | None = None
     tile: Size | None = None
     overview: Size | None = None
     overview_of: Literal["original", "resized"] = "original"
@@ -35,9 +36,9 @@ class Layout:
     @property
     def tiles(self) -> tuple[int, int]:
         """Lines and columns of tiles; (0, 0) without tiles."""
-        if self.tile is None or not self.resizes:
+        if self.tile is None:
             return 0, 0
-        width, height = self.resizes[-1]
+        width, height = self.pad or self.resizes[-1]
         return height // self.tile[1], width // self.tile[0]
 
 
@@ -55,6 +56,8 @@ class ImageRule(Protocol):
 
     marker: str
     """The text that the chat template writes in place of an image."""
+    part: str
+    """`marker` with all that a chat template writes for an image, for prompts without a template."""
     placeholder: str
     """The token whose embedding is replaced by a row of the encoding."""
 

@@ -258,10 +258,10 @@ def _change(name: str, tensor: StoredTensor, source: Source) -> Rows:
             return _with_whole_heads(rows, source.change)
         case tuple(factors):
             return _multiply(name, rows, factors)
-        case "channels_last" if isinstance(rows, Tensor):
-            return rows.unflatten(1, (-1, 3)).transpose(1, 2).flatten(1)
         case "reshaped" if isinstance(rows, Tensor):
             return rows.reshape(source.shape)
+        case "channels_last" if isinstance(rows, Tensor):
+            return rows.unflatten(1, (-1, 3)).transpose(1, 2).flatten(1)
         case _:
             return rows
 

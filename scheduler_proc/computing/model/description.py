@@ -44,15 +44,16 @@ class RopeDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class NormDescription:
-    """A norm over `size` values. A layer norm has a bias if `has_bias`, an RMS norm has none.
+    """A norm over `size` values. A layer norm has a bias if `has_bias`, an RMS norm has none. `scale`, after a block,
+    only multiplies by the weight.
 
     `is_zero_centered`: the norm multiplies by 1 + weight, as in Gemma. `replaces_stream`: a norm before a block also
     replaces the residual stream by the normed values, as in BERT.
     """
 
-    kind: Literal["rms", "layer"]
+    kind: Literal["rms", "layer", "scale"]
     size: int
-    eps: float
+    eps: float = 0.0
     is_zero_centered: bool = False
     has_bias: bool = True
     replaces_stream: bool = False
@@ -134,7 +135,7 @@ class DenseMlpDescription(BlockDescription):
     """A dense MLP with `size` inner values."""
 
     size: int
-    activation: Literal["gelu_tanh", "gelu", "relu2", "silu_gated", "gelu_tanh_gated", "gelu_gated"]
+    activation: Literal["gelu_tanh", "gelu", "quick_gelu", "relu2", "silu_gated", "gelu_tanh_gated", "gelu_gated"]
     has_bias: bool = False
 
     @property

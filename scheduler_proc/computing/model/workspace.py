@@ -78,7 +78,7 @@ def fit(room: Tensor | None, size: int) -> Tensor | None:
 
 def room_sizes(layers: Sequence[LayerDescription], hidden_size: int) -> Counter[str]:
     """Returns the values per token that these layers use of `Activations`, by the names of its fields."""
-    sizes = Counter(dict.fromkeys(("residual", "normed", "update"), hidden_size))
+    sizes = Counter[str](dict.fromkeys(("residual", "normed", "update"), hidden_size))
     for layer in layers:
         sizes |= Counter(attended=max((mixer.out_size for mixer in layer.mixers), default=0))
         for block in layer.blocks:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,15 +15,17 @@ from scheduler_proc.computing.vision.description import PATCHES, TowerDescriptio
 from scheduler_proc.computing.vision.tower import Tower
 
 PLACE = re.compile(r"(layers|deepstack)\.(\d+)\.(?:(\d+)\.)?(.+)")
-NOT_OF_TOWERS = re.compile(r"(?!(model\.)?(vis|connector|multi_modal|mlp1|v\.|mm\.)).*")
-"""Tensors of the decoder in a checkpoint of the whole model."""
+NOT_USED = re.compile(
+    r"(?!(model\.)?(vis|connector|multi_modal|mlp1|v\.|mm\.)).*|(model\.)?vision_tower\.(vision_model\.)?head\..*"
+)
+"""Tensors of the decoder in a checkpoint of the whole model, and a head that pools."""
 
 
 class Exact(NamedTuple):
     """The whole name of a tensor, and how it differs from our parameter (`Source.change`)."""
 
     name: str
-    change: Literal["transposed", "reshaped", "channels_last"] | None = None
+    change: Change = None
 
 
 class Rotated(NamedTuple):
@@ -34,10 +36,10 @@ class Rotated(NamedTuple):
 
 
 Names = dict[str, str | Sequence[str | Rotated] | Exact]
-"""The names of tensors by those of our parameters, both without `.weight` and `.bias`. Those of parameters in layers
-follow the name of `layers`, in which `{}` is the number of the layer; those of projectors of earlier layers that of
-`deepstack`, with the number of the layer and that of the projector. Several are parts of ours of equal size, one
-after another."""
+"""The names of tensors by those of our parameters, both without `.weight` and `.bias` unless they are exact. Names in
+layers follow that of `layers`, in which `{}` is the number of the layer; those of projectors of earlier layers that of
+`deepstack`, with the number of the layer and that of the projector. Several are parts of ours of equal size, one after
+another."""
 
 
 class TowerParts(NamedTuple):
@@ -67,13 +69,8 @@ class TowerFamily:
 
     def names_in(self, present: Mapping[str, object]) -> Names:
         """Returns the naming of a checkpoint with these tensors; the first if it fits none, for the error."""
-        fitting = (names for names in self.namings if _patches_name(names) in present)
+        fitting = (names for names in self.namings if f"{names[PATCHES]}.weight" in present)
         return next(fitting, self.namings[0])
-
-
-def _patches_name(names: Names) -> str:
-    name = names[PATCHES]
-    return name.name if isinstance(name, Exact) else f"{name}.weight"
 
 
 def tensor_names(names: Names) -> TensorNames:
@@ -82,7 +79,7 @@ def tensor_names(names: Names) -> TensorNames:
     def list_sources(tower: TowerDescription) -> list[Source]:
         return [source for parameter in tower.parameters for source in _sources_of(tower, parameter, names)]
 
-    return TensorNames(list_sources=list_sources, prefix="", ignored=NOT_OF_TOWERS)
+    return TensorNames(list_sources=list_sources, prefix="", ignored=NOT_USED)
 
 
 def _sources_of(tower: TowerDescription, parameter: Parameter, names: Names) -> list[Source]:
@@ -93,7 +90,7 @@ def _sources_of(tower: TowerDescription, parameter: Parameter, names: Names) -> 
     base, _, suffix = name.rpartition(".")
     if suffix not in ("weight", "bias"):
         base, suffix = name, ""
-    theirs, (num_rows, *columns) = names[base], parameter.shape
+    theirs, (num_rows, *columns) = names.get(name) or names[base], parameter.shape
     if isinstance(theirs, Exact):
         return [Source(f"{place}{theirs.name}", parameter.shape, parameter.name, change=theirs.change)]
     parts = (theirs,) if isinstance(theirs, str) else theirs

@@ -26,9 +26,6 @@ from scheduler_proc.computing.vision.family import Names, TowerFamily, TowerPart
 from scheduler_proc.computing.vision.mmproj import names_in_file, read_config
 from scheduler_proc.computing.vision.tower import Tower
 
-FAMILIES = ("gemma4", "idefics3", "pixtral", "qwen2_5_vl", "qwen3_vl")
-"""The files of `families/` by name, which is `VisionFacts.family`."""
-
 
 def load_tower(config: Config, phase: Report) -> Tower:
     """Returns the model's tower; calls `phase` with each phase of loading.

@@ -18,8 +18,12 @@ MMPROJ_NAMES: Names = {
     "layers": "v.blk.{}.",
     "qkv": ("attn_q", "attn_k", "attn_v"),
     "attention_out": "attn_out",
+    "query_norm": "attn_q_norm",
+    "key_norm": "attn_k_norm",
     "attention_norm": "ln1",
+    "attention_out_norm": "ls1",
     "mlp_norm": "ln2",
+    "mlp_out_norm": "ls2",
     "mlp_in": "ffn_up",
     "mlp_out": "ffn_down",
 }

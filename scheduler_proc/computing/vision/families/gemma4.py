@@ -185,7 +185,8 @@ def _names(prefix: str) -> Names:
     tower, linears = f"{prefix}vision_tower.", {part: f"{name}.linear" for part, name in LINEARS.items()}
     return {
         **_limits_of(LINEARS),
-        PATCHES: Exact(f"{tower}patch_embedder.input_proj.weight", "channels_last"),
+        PATCHES: f"{tower}patch_embedder.input_proj",
+        f"{PATCHES}.weight": Exact(f"{tower}patch_embedder.input_proj.weight", "channels_last"),
         POSITIONS: Exact(f"{tower}patch_embedder.position_embedding_table", "reshaped"),
         "layers": f"{tower}encoder.layers.{{}}.",
         "qkv": [*_rotated(linears["query"], linears["key"]), linears["value"]],

@@ -1,4 +1,4 @@
-"""Idefics3, SmolVLM, SmolVLM2 and granite-docling: SigLIP, pixel shuffle, one linear."""
+"""Idefics3, SmolVLM, SmolVLM2 and granite-docling: SigLIP, a pixel shuffle, and one linear."""
 
 import torch
 from torch import Tensor
@@ -7,21 +7,26 @@ from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.vision.description import ProjectorDescription, TowerDescription
 from scheduler_proc.computing.vision.family import TowerFamily, TowerParts
 from scheduler_proc.computing.vision.mmproj import MMPROJ_NAMES
-from scheduler_proc.computing.vision.siglip import describe_siglip, find_section, siglip_names
+from scheduler_proc.computing.vision.siglip import MAX_MERGE, describe_siglip, find_section, siglip_names, text_width
 from scheduler_proc.computing.vision.view_tower import Grid, ViewTower, shuffle_pixels
 
 
 def describe(config: HfConfig) -> TowerDescription:
-    fields = describe_siglip(find_section(config, "vision_config"))
-    row_width, side = find_section(config, "text_config").count("hidden_size"), config.count("scale_factor", 2, most=64)
-    projector = ProjectorDescription(sizes=(fields["hidden_size"] * side**2, row_width), has_bias=False)
-    return TowerDescription(**fields, projectors=(projector,), row_width=row_width)
+    fields, row_width = describe_siglip(find_section(config, "vision_config")), text_width(config)
+    sizes = (fields["hidden_size"] * _side(config) ** 2, row_width)
+    return TowerDescription(
+        **fields, projectors=(ProjectorDescription(sizes=sizes, has_bias=False),), row_width=row_width
+    )
+
+
+def _side(config: HfConfig) -> int:
+    return config.count("scale_factor", 2, most=MAX_MERGE)
 
 
 class Idefics3Tower(ViewTower):
     def __init__(self, parts: TowerParts):
         super().__init__(parts)
-        self._side = parts.config.count("scale_factor", 2)
+        self._side = _side(parts.config)
 
     def _positions(self, table: Tensor, grid: Grid) -> Tensor:
         """Returns the embeddings at the same fractions of the height and the width of the tower's own grid."""
@@ -38,7 +43,7 @@ class Idefics3Tower(ViewTower):
 
 
 NAMES = [
-    siglip_names(f"{prefix}vision_model.", projector__0=f"{prefix}connector.modality_projection.proj")
+    siglip_names(f"{prefix}vision_model.", {"projector.0": f"{prefix}connector.modality_projection.proj"})
     for prefix in ("model.", "")
 ]
 
