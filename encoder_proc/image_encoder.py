@@ -19,7 +19,7 @@ from runtime.images.registry import read_rule
 from runtime.images.rule import Rule
 from runtime.numa import allowed_cpus
 from scheduler_proc.computing.report import Report
-from scheduler_proc.computing.vision.load_tower import load_tower
+from scheduler_proc.computing.vision.load_tower import find_placement, load_tower
 from scheduler_proc.computing.vision.tower import Tower
 
 MILLION = 1_000_000
@@ -37,6 +37,8 @@ def open_encoder(config: Config, folder: Path, report: Report) -> Encode:
     assert facts is not None, "the model has a tower"
     tower = load_tower(config, report)
     encoder = ImageEncoder(tower, read_rule(facts), folder, config.images.max_image_pixels * MILLION)
+    texts = find_placement(config).texts
+    encoder.placement = {name: texts[name] for name in ("device", "dtype")}
     report("warming up", None)
     encoder.warm_up()
     return encoder
@@ -48,6 +50,7 @@ class ImageEncoder:
     def __init__(self, tower: Tower, rule: Rule, folder: Path, max_pixels: int):
         self._tower, self._rule, self._folder, self._max_pixels = tower, rule, folder, max_pixels
         self._decoder = ImageDecoder()
+        self.placement: dict[str, str] = {}
 
     def __call__(self, image: ImageInput, num_images: int) -> memoryview:
         budget = Budget(image.min_pixels, image.max_pixels, image.max_tokens)

@@ -156,14 +156,12 @@ def draw_one(rng: random.Random) -> Drawn:
     return Drawn(scene, make_view(draw(rng, scene)))
 
 
-def things_of_tokens(scene: Scene) -> list[tuple[str, str]]:
-    """Returns the colour and the name of the thing in whose cell each token of the picture is, line by line."""
-    cells = [
-        (line * scene.lines // SIDE) * scene.columns + column * scene.columns // SIDE
-        for line in range(SIDE)
-        for column in range(SIDE)
-    ]
-    return [scene.things[cell] or (NOTHING, NOTHING) for cell in cells]
+def cells_of_tokens(scene: Scene) -> torch.Tensor:
+    """Returns the weights of a picture's tokens in the mean of each cell, [cells, SIDE * SIDE]."""
+    lines, columns = (torch.arange(SIDE) * count // SIDE for count in (scene.lines, scene.columns))
+    cells = (lines[:, None] * scene.columns + columns).flatten()
+    is_inside = cells == torch.arange(len(scene.things))[:, None]
+    return is_inside / is_inside.sum(1, keepdim=True)
 
 
 def make_model(chats: ChatFormat) -> "transformers.Idefics3ForConditionalGeneration":
@@ -206,7 +204,7 @@ class Trainer:
         return [self._rng.randrange(len(self._pool)) for _ in range(count)]
 
     def train_tower(self, num_steps: int) -> None:
-        """Trains the tower while pictures are drawn: each row shows its own place, and the thing in its cell."""
+        """Trains the tower while pictures are drawn: rows show their place, the mean of a cell's rows what is in it."""
         labels = [[NOTHING, *COLORS], [NOTHING, *SHAPES, *DIGITS, *WORDS], list(range(SIDE**2))]
         heads = torch.nn.ModuleList(torch.nn.Linear(TEXT["hidden_size"], len(names)) for names in labels)
         inner = self.model.model
@@ -214,12 +212,14 @@ class Trainer:
         def compute_loss() -> tuple[torch.Tensor, torch.Tensor]:
             self._pool += [draw_one(self._rng) for _ in range(-(-POOL // num_steps))]
             drawn = [self._pool[index] for index in self._sample(BATCH_OF_TOWER)]
-            rows = encode(self.model, [each.view for each in drawn]).flatten(0, 1)
-            shown = [(*thing, place) for each in drawn for place, thing in enumerate(things_of_tokens(each.scene))]
-            loss, is_right = torch.zeros(()), torch.ones(len(shown), dtype=torch.bool)
-            for part, (head, names) in enumerate(zip(heads, labels, strict=True)):
-                expected = torch.tensor([names.index(parts[part]) for parts in shown])
-                logits = head(rows)
+            rows = encode(self.model, [each.view for each in drawn])
+            of_cells = torch.cat([cells_of_tokens(each.scene) @ own for each, own in zip(drawn, rows, strict=True)])
+            things = [thing or (NOTHING, NOTHING) for each in drawn for thing in each.scene.things]
+            loss = cross_entropy(heads[-1](rows).flatten(0, 1), torch.arange(SIDE**2).repeat(len(drawn)))
+            is_right = torch.ones(len(things), dtype=torch.bool)
+            for part, (head, names) in enumerate(zip(heads, labels[:2], strict=False)):
+                expected = torch.tensor([names.index(thing[part]) for thing in things])
+                logits = head(of_cells)
                 loss = loss + cross_entropy(logits, expected)
                 is_right &= logits.argmax(-1) == expected
             return loss, is_right
@@ -345,10 +345,11 @@ def write(model: "transformers.Idefics3ForConditionalGeneration", chats: ChatFor
     tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": END}
     files = {
         "generation_config.json": {"eos_token_id": chats.end_id, "temperature": 0.0},
-        "tokenizer_config.json": {**tokenizer, "processor_class": "Idefics3Processor", "chat_template": TEMPLATE},
+        "tokenizer_config.json": {**tokenizer, "processor_class": "Idefics3Processor"},
         "preprocessor_config.json": PROCESSOR,
         "processor_config.json": {"image_seq_len": SIDE**2, "processor_class": "Idefics3Processor"},
     }
+    (out / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
     for name, fields in files.items():
         (out / name).write_text(json.dumps(fields, indent=1), encoding="utf-8")
 

@@ -32,12 +32,13 @@ MIB = 1 << 20
 class PlacedSpan:
     """A span of a request, the number of its rows and their key."""
 
-    def __init__(self, span: PromptSpan, token_ids: "array[int]"):
+    def __init__(self, span: PromptSpan, token_ids: "array[int]", has_encoders: bool):
         self.span = span
         is_all = span.placeholder == ALL_POSITIONS
         self.num_rows = span.length if is_all else token_ids[span.start : span.end].count(span.placeholder)
-        self.is_image = span.kind == "image"
-        self.key = key_of(span.digest, self.num_rows) if self.is_image else span.digest
+        self.is_encoded = has_encoders and span.kind == "image"
+        """Its rows are asked for. Those of others are there before the request."""
+        self.key = key_of(span.digest, self.num_rows)
 
 
 class PlacedSpans(Resource):
@@ -78,13 +79,14 @@ class PlacedSpans(Resource):
         token_ids, num_rows = unpack_int32(message.input_ids), dict[bytes, int]()
         check_spans(message.spans, len(token_ids))
         for index, span in enumerate(message.spans):
-            placed = PlacedSpan(span, token_ids)
-            if placed.is_image:
+            placed = PlacedSpan(span, token_ids, self._asks is not None)
+            if placed.is_encoded:
                 self._refuse_image(message, placed)
                 num_rows[placed.key] = placed.num_rows
-            elif len(self._rows.find(span.digest)) != span.length:
-                num_found = len(self._rows.find(span.digest))
-                raise bad_request(f"span {index} has {span.length} positions and {num_found} rows", "prompt")
+            elif placed.key not in self._rows:
+                if span.kind == "image":
+                    raise bad_request("image input is not supported by this engine: it has no encoder", "messages")
+                raise bad_request(f"there are no rows for span {index}, which needs {placed.num_rows}", "prompt")
         if sum(num_rows.values()) > self._memory.num_rows:
             mib = [count * self._memory.row_bytes / MIB for count in (sum(num_rows.values()), self._memory.num_rows)]
             text = f"The encodings of the images take {mib[0]:.1f} MiB, and --image-cache-mb has room for {mib[1]:.1f}"
@@ -92,8 +94,6 @@ class PlacedSpans(Resource):
 
     def _refuse_image(self, message: UserMsg, placed: PlacedSpan) -> None:
         span, images = placed.span, message.images
-        if self._asks is None:
-            raise bad_request("image input is not supported by this engine: it has no encoder", "messages")
         if not 0 <= span.image < len(images) or not placed.num_rows:
             raise bad_request(f"a span has image {span.image} of {len(images)}, and {placed.num_rows} rows", "prompt")
         if span.is_two_way and span.length > self._max_num_tokens:
@@ -102,8 +102,10 @@ class PlacedSpans(Resource):
 
     def prepare(self, pending: PendingReq) -> bool:
         if pending.spans:
-            spans = self._spans[pending.uid] = [PlacedSpan(span, pending.token_ids) for span in pending.spans]
-            keys = {placed.key for placed in spans if placed.is_image}
+            spans = self._spans[pending.uid] = [
+                PlacedSpan(span, pending.token_ids, self._asks is not None) for span in pending.spans
+            ]
+            keys = {placed.key for placed in spans if placed.is_encoded}
             if keys:
                 self._images[pending.uid] = pending
                 num_hits = sum([key in self._rows for key in keys])
@@ -190,7 +192,7 @@ class PlacedSpans(Resource):
         req = self._running.get(pending.uid)
         num_computed = self._cached.get(pending.uid, 0) if req is None else req.num_computed_tokens
         spans = self._spans[pending.uid]
-        return [placed for placed in spans if placed.is_image and placed.span.end > num_computed]
+        return [placed for placed in spans if placed.is_encoded and placed.span.end > num_computed]
 
     def _has_rows(self, pending: PendingReq) -> bool:
         return all(placed.key in self._rows for placed in self._needed_by(pending))
@@ -250,20 +252,21 @@ class PlacedSpans(Resource):
 
     def _needed(self) -> set[bytes]:
         """Returns the keys of the encodings that must stay."""
-        needed = {placed.key for spans in self._spans.values() for placed in spans if not placed.is_image}
+        needed = {placed.key for spans in self._spans.values() for placed in spans if not placed.is_encoded}
         for req in self._running.values():
             needed |= {placed.key for placed in self._needed_by(req.pending)}
         return needed | self._reserved
 
     def _place(self, digest: bytes, num_rows: int) -> "array[int]":
         """Returns the places of rows of a span of kind `embeds`, which are written now. Raises `ValueError`."""
-        if digest in self._rows:
-            self._rows.use(digest)
-        elif self._rows.reserve(digest, num_rows, self._needed()) is None:
+        key = key_of(digest, num_rows)
+        if key in self._rows:
+            self._rows.use(key)
+        elif self._rows.reserve(key, num_rows, self._needed()) is None:
             raise ValueError(f"there is no room for {num_rows} rows of a span, for those that requests need")
         else:
-            self._rows.keep(digest)
-        return self._rows.find(digest)
+            self._rows.keep(key)
+        return self._rows.find(key)
 
     def gauges(self) -> dict[str, float]:
         if self._memory is None or self._asks is None:

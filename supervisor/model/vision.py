@@ -8,8 +8,9 @@ import msgspec
 from messages.config.images import ImageConfig, VisionFacts
 from messages.config.server import ModelFacts
 from messages.errors import BootError, SluiceError, quoted
-from runtime.images.registry import FAMILIES, RULES
-from runtime.model_files import read_object, refused_errors
+from runtime.images.registry import RULES, family_of
+from runtime.images.rule import UnsupportedError, text_config
+from runtime.model_files import read_config, read_object, refused_errors
 from supervisor.console import Console
 
 IMAGE_PROCESSOR = "image_processor"
@@ -31,7 +32,7 @@ def add_vision_facts(facts: ModelFacts, images: ImageConfig, console: Console | 
     model_dir = Path(facts.model_dir)
     try:
         with refused_errors(model_dir):
-            vision = read_vision_facts(model_dir, read_object(model_dir / "config.json"), images.mmproj)
+            vision = read_vision_facts(model_dir, images.mmproj)
     except UnknownTowerError as error:
         if console is not None:
             console.show(f"the model is served without images: {error}", "warning")
@@ -39,21 +40,26 @@ def add_vision_facts(facts: ModelFacts, images: ImageConfig, console: Console | 
     return msgspec.structs.replace(facts, vision=vision)
 
 
-def read_vision_facts(model_dir: Path, config: dict[str, Any], mmproj: str = "") -> VisionFacts | None:
-    """Returns the facts of the model in `model_dir`, whose whole config.json is `config`; `None` if it reads no images.
+def read_vision_facts(model_dir: Path, mmproj: str = "") -> VisionFacts | None:
+    """Returns the facts of the model in `model_dir`, `None` if it reads no images.
 
     Raises `UnknownTowerError`, and `BootError` for files that are wrong.
     """
+    config = read_object(model_dir / "config.json")
     if mmproj == NONE or not isinstance(config.get("vision_config"), dict):
         return None
-    family = FAMILIES.get(str(config.get("model_type")))
+    family = family_of(config)
     if family is None:
         raise UnknownTowerError(f"the vision tower of {quoted(config.get('model_type'))} is not known")
     processor = _read_processor(model_dir)
     if processor is None:
         raise UnknownTowerError(f"there is no {' or '.join(PROCESSOR_FILES)} in {model_dir}")
     try:
-        rule = RULES[family].read(processor, config)
+        text = read_config(model_dir / "config.json")
+        hidden_size = text.get("hidden_size") or text_config(config).get("hidden_size")
+        rule = RULES[family].read(processor, config | {"hidden_size": hidden_size})
+    except UnsupportedError as error:
+        raise UnknownTowerError(str(error)) from None
     except ValueError as error:
         raise BootError(f"{model_dir}: the files of the image processor: {error}") from None
     return VisionFacts(

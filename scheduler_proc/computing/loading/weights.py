@@ -221,7 +221,7 @@ def _stored_shape(tensor: StoredTensor, stored: StoredSource) -> tuple[int, ...]
     num_groups, *shape = stack.shape
     if not isinstance(tensor, Tensor) or tensor.dim() == len(shape):
         return num_groups * shape[0], *shape[1:]
-    return num_groups, *(reversed(shape) if stack.is_transposed else shape)
+    return num_groups, *(reversed(shape) if stack.is_transposed_in(tensor.shape) else shape)
 
 
 def parts_of(name: str, tensor: StoredTensor, stored: StoredSource) -> list[Rows]:
@@ -233,12 +233,13 @@ def parts_of(name: str, tensor: StoredTensor, stored: StoredSource) -> list[Rows
     num_parts, found = len(stored.parts) // num_groups, list[Rows]()
     if isinstance(tensor, Tensor) and tensor.dim() < len(stack.shape):
         tensor = tensor.unflatten(0, (num_groups, -1))
+    is_transposed = stack.is_transposed_in(tensor.shape)
     for part in stored.parts:
         group, number = divmod(part, num_parts)
         begin = stack.first_row + number * stack.step * source.num_rows
         end = begin + stack.step * source.num_rows
         if isinstance(tensor, Tensor):
-            rows = tensor[group].T if stack.is_transposed else tensor[group]
+            rows = tensor[group].T if is_transposed else tensor[group]
             found.append(rows[begin : end : stack.step])
         else:
             first = group * num_rows
@@ -378,7 +379,7 @@ def _find_tensors(source: Source, prefix: str, present: Collection[str]) -> list
 
 
 def _log_unexpected(names: set[str], family: TensorNames) -> None:
-    unexpected = sorted(name for name in names if not family.ignored.fullmatch(name))
+    unexpected = sorted(name for name in names if not family.ignores(name))
     if unexpected:
         log.warning("the checkpoint holds %d tensors not used: %s", len(unexpected), _shorten(unexpected))
 

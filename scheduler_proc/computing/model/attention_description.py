@@ -60,6 +60,10 @@ class AttentionDescription(MixerDescription):
         return 0 if self.rope is None else self.rope.num_rotated(self.head_dim)
 
     @property
+    def has_axes(self) -> bool:
+        return self.rope is not None and bool(self.rope.axes)
+
+    @property
     def heads(self) -> tuple[int, int, int]:
         """Query heads, key/value heads and values per head."""
         return self.num_heads, self.num_kv_heads, self.head_dim

@@ -109,7 +109,7 @@ def test_rows_of_requests_are_needed_until_they_end():
     bench.send(ask(bench, 2, span), ask(bench, 3, others[-1]))
     bench.run()
     bench.send(replace(user_msg(4, PROMPT), spans=(others[0],)))
-    assert "0 rows" in str(bench.end(4).error), "the least recently placed made room"
+    assert "no rows" in str(bench.end(4).error), "the least recently placed made room"
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_rows_of_requests_are_needed_until_they_end():
         ((span_of(28, 3),), "within the prompt of 30 tokens"),
         ((span_of(3, 3), span_of(5, 1)), "not overlap"),
         ((PromptSpan(3, 3, b"short"),), "5 bytes, not 16"),
-        ((PromptSpan(3, 3, span_of(0, 4).digest),), "span 0 has 3 positions and 4 rows"),
-        ((PromptSpan(3, 3, bytes(16)),), "span 0 has 3 positions and 0 rows"),
+        ((PromptSpan(3, 3, span_of(0, 4).digest),), "no rows for span 0, which needs 3"),
+        ((PromptSpan(3, 3, bytes(16)),), "no rows for span 0, which needs 3"),
     ],
 )
 def test_a_bad_span_ends_its_request_alone(spans, reason):

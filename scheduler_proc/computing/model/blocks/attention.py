@@ -23,6 +23,7 @@ from scheduler_proc.computing.model.blocks.norm import pop_scale
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
 from scheduler_proc.computing.model.workspace import LayerRows, fit
 from scheduler_proc.computing.parallel import ParallelGroup
+from scheduler_proc.computing.step.features.axes import AXES
 from scheduler_proc.computing.step.features.windows import windowed
 from scheduler_proc.computing.step.inputs import AttentionKind, StepInputs
 
@@ -57,6 +58,7 @@ class Block:
         self._parallel = context.parallel
         self._out = pop_row_parallel(weights, f"{layer}.attention_out", context.parallel)
         self._rope_tables = attention.rope and context.rope_tables(attention.rope, attention.head_dim)
+        self._has_axes = attention.has_axes
 
     def __call__(self, normed_TE: Tensor, layer_rows: LayerRows, memory: Any) -> Tensor:
         """Returns the update of the residual stream, [T, E]; first stores K and V, unless they are another layer's."""
@@ -79,7 +81,10 @@ class Block:
     ) -> Tensor:
         """Returns the outputs of attention, [T, H * D], or those of `step.head_tokens`."""
         own = memory if self._stores else None
-        query_THD = rotate_store(heads_TAD, own, self._rope_tables, step.positions, step.slots, self._head_norms)
+        tables, positions = self._rope_tables, step.positions
+        if self._has_axes and (axes := step.view(AXES)) is not None:
+            tables, positions = axes.tables, axes.rows
+        query_THD = rotate_store(heads_TAD, own, tables, positions, step.slots, self._head_norms)
         out_THD = room_like(query_THD, attended)
         assert self._kind is not None
         return attend(query_THD, step, memory, self._kind, self._options, out_THD, is_narrow=is_narrow)

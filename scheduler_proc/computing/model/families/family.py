@@ -1,7 +1,7 @@
 """What every model family provides: its architectures, its configuration and its weight names in our terms."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -10,6 +10,11 @@ from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.parameters import Shape
 
 HEAD_NAME = "lm_head.weight"
+TOWERS = re.compile(
+    r"(model\.)?(visual|vision_(tower|model|encoder)|audio_tower|embed_(vision|audio)|multi_modal_projector|connector|"
+    r"mlp1|image_newline)(\..*)?"
+)
+"""Names of tensors of what makes rows of images and sounds."""
 
 
 @dataclass(frozen=True)
@@ -18,8 +23,8 @@ class Stack:
     their biases.
 
     It may also be one matrix, of all groups one after another. Each group has equally many parts, one after another
-    from `first_row` on, of which it has each `step`-th row. `is_transposed`: plain numbers are [groups, columns, rows];
-    blocks never are.
+    from `first_row` on, of which it has each `step`-th row. `is_transposed`: plain numbers are [groups, columns, rows],
+    unless their shape shows that they are not; blocks never are.
     """
 
     name: str
@@ -27,6 +32,10 @@ class Stack:
     first_row: int = 0
     step: int = 1
     is_transposed: bool = False
+
+    def is_transposed_in(self, shape: Sequence[int]) -> bool:
+        """True if a tensor of plain numbers with this shape is transposed."""
+        return self.is_transposed and (tuple(shape) != self.shape or self.shape[1] == self.shape[2])
 
 
 class Parts(NamedTuple):
@@ -120,6 +129,9 @@ class TensorNames:
     prefix: str
     ignored: re.Pattern[str]
 
+    def ignores(self, name: str) -> bool:
+        return self.ignored.fullmatch(name) is not None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Family(TensorNames):
@@ -134,6 +146,9 @@ class Family(TensorNames):
     model_types: tuple[str, ...]
     describe: Describe
     can_have_mtp: bool = False
+
+    def ignores(self, name: str) -> bool:
+        return super().ignores(name) or TOWERS.fullmatch(name) is not None
 
     def like(
         self,

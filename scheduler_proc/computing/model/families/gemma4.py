@@ -197,7 +197,6 @@ def _attention_sources(name: str, layer: str, attention: AttentionDescription, h
     return sources
 
 
-ENCODERS = r"(model\.)?(vision_tower|audio_tower|embed_vision|embed_audio|multi_modal_projector)\..*"
 SHARED = r"(model\.)?layers\.\d+\.self_attn\.([kv]_proj|[kv]_norm)\..*"
 """Layers that read other layers' K and V may have weights of their own in a checkpoint."""
 
@@ -206,5 +205,5 @@ FAMILY = llama.FAMILY.like(
     "gemma4_text",
     describe,
     list_sources,
-    ignored=re.compile(f"{ENCODERS}|{SHARED}|lm_head\\.weight"),
+    ignored=re.compile(f"{SHARED}|lm_head\\.weight"),
 )

@@ -35,7 +35,7 @@ def describe(config: HfConfig) -> TowerDescription:
     mlp = DenseMlpDescription(size=vision.count("intermediate_size"), activation=activation)
     layer = LayerDescription(mixers=(attention,), mlp=mlp, attention_norm=norm, mlp_norm=norm)
     num_layers = vision.count("num_hidden_layers", most=MAX_LAYERS)
-    config.choice("vision_feature_layer", [-1], -1)
+    config.choice("vision_feature_layer", [-1, num_layers], -1)
     config.choice("projector_hidden_act", ["gelu"], "gelu")
     has_bias = config.flag("multimodal_projector_bias", side == 1)
     projector = ProjectorDescription(sizes=(size, row_width, row_width), has_bias=has_bias)

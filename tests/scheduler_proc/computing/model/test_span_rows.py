@@ -18,7 +18,7 @@ def rows_of(number: int, length: int) -> torch.Tensor:
 
 
 def make(dtype: torch.dtype = torch.float32) -> SpanRows:
-    rows = SpanRows(3, dtype, CPU, 10)
+    rows = SpanRows((3, 3), dtype, CPU, 10)
     free = iter(range(9, -1, -1))
     rows.reserve = lambda _, num_rows: array("i", [next(free) for _ in range(num_rows)])
     return rows

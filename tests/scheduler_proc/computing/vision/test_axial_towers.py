@@ -18,7 +18,7 @@ SIZES = [(32, 16), (64, 48), (144, 16), (48, 112)]
 """Widths and heights of one image each, in whole squares of patches: two squares, wide, tall, uneven windows."""
 
 NUM_ROWS = {"gemma4": 24} | dict.fromkeys(("qwen2_5_vl", "qwen3_vl", "qwen3_5", "pixtral"), 54)
-"""Of an image of 144 x 96 pixels."""
+"""The rows of an image of 144 x 96 pixels."""
 
 
 def expected_rows(model_dir: Path, views: Sequence[Tensor], processor: dict[str, Any]) -> Tensor:

@@ -473,6 +473,9 @@ REFUSED: dict[str, tuple[Fields, str]] = {
     "Gemma 2B": (of("Gemma"), "names GemmaForCausalLM, which is not supported"),
     "Phi-3-small": (of("Phi3Small"), "names Phi3SmallForCausalLM, which is not supported"),
     "Phi-3.5-MoE": (of("PhiMoE"), "names PhiMoEForCausalLM, which is not supported"),
-    "Qwen2-VL": ({"architectures": ["Qwen2VLForConditionalGeneration"]}, "a model of images and text.*not supported"),
+    "DeepSeek-VL": (
+        {"architectures": ["DeepseekVLForConditionalGeneration"]},
+        "a model of images and text.*not supported",
+    ),
 }
 """Popular checkpoints that cannot be served, and the reason that is given."""
