@@ -61,10 +61,7 @@ def test_modes_are_those_of_transformers(model: tuple[Rule, Reference], mode: st
 
 
 def test_several_images_of_a_prompt(model: tuple[Rule, Reference]):
-    rule, reference = model
-    if reference.kind in ("pixtral", "mistral3"):
-        pytest.skip("its processor pads all images to the largest one")
-    check_views(rule, reference, [picture((80, 50)), picture((80, 50))])
+    check_views(*model, [picture((80, 50)), picture((80, 50))])
 
 
 def test_limits_of_one_among_several_images_give_the_same_layout(model: tuple[Rule, Reference]):
