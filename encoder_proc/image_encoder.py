@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import torch
 
-from encoder_proc.work import Encode
 from messages.config.server import Config
 from messages.errors import ErrorInfo, RequestError
 from messages.ring.images import ImageInput
@@ -19,7 +18,7 @@ from runtime.images.registry import read_rule
 from runtime.images.rule import Rule
 from runtime.numa import allowed_cpus
 from scheduler_proc.computing.report import Report
-from scheduler_proc.computing.vision.load_tower import load_tower
+from scheduler_proc.computing.vision.load_tower import find_placement, load_tower
 from scheduler_proc.computing.vision.tower import Tower
 
 MILLION = 1_000_000
@@ -29,7 +28,7 @@ WARM_SIDE = 64
 BMP = struct.Struct("<2sIIIIiiHHIIiiII")
 
 
-def open_encoder(config: Config, folder: Path, report: Report) -> Encode:
+def open_encoder(config: Config, folder: Path, report: Report) -> "ImageEncoder":
     """Returns the encoder of the images in `folder`, which has encoded one. Raises `BootError`."""
     facts = config.facts.vision
     num_threads = config.model.cpu_threads or len(allowed_cpus())
@@ -37,6 +36,8 @@ def open_encoder(config: Config, folder: Path, report: Report) -> Encode:
     assert facts is not None, "the model has a tower"
     tower = load_tower(config, report)
     encoder = ImageEncoder(tower, read_rule(facts), folder, config.images.max_image_pixels * MILLION)
+    texts = find_placement(config).texts
+    encoder.placement = {name: texts[name] for name in ("device", "dtype")}
     report("warming up", None)
     encoder.warm_up()
     return encoder
@@ -48,10 +49,14 @@ class ImageEncoder:
     def __init__(self, tower: Tower, rule: Rule, folder: Path, max_pixels: int):
         self._tower, self._rule, self._folder, self._max_pixels = tower, rule, folder, max_pixels
         self._decoder = ImageDecoder()
+        self.placement: dict[str, str] = {}
 
     def __call__(self, image: ImageInput, num_images: int) -> memoryview:
         budget = Budget(image.min_pixels, image.max_pixels, image.max_tokens)
         return self._encode(image, self._folder / image.digest.hex(), budget, num_images)
+
+    def close(self) -> None:
+        self._decoder.close()
 
     def warm_up(self) -> None:
         """Encodes a small image, so that the first one of a client is as fast as the others."""
@@ -67,7 +72,7 @@ class ImageEncoder:
     def _encode(self, image: ImageInput, path: Path, budget: Budget, num_images: int) -> memoryview:
         try:
             layout = self._rule.layout((image.width, image.height), budget, num_images)
-            views = [torch.from_numpy(view.copy()) for view in self._decoder.views(path, layout, self._max_pixels)]
+            views = [torch.tensor(view) for view in self._decoder.views(path, layout, self._max_pixels)]
         except (ImageError, ValueError) as error:
             status = error.status if isinstance(error, ImageError) else 400
             kind = "invalid_request_error" if status == 400 else "service_unavailable"

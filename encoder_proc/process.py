@@ -33,7 +33,7 @@ def serve(link: ProcessLink, load: LoadEncoder) -> None:
         if not link.stand_by():
             return
         loop = MainLoop(link, encode, executor)
-        link.ready()
+        link.ready(placement=encode.placement)
         while not link.is_stopping:
             loop.turn()
         loop.close()

@@ -22,7 +22,12 @@ log = logging.getLogger("sluice.encoder")
 
 
 class Encode(Protocol):
-    """Encodes an image of a prompt with `num_images`; called in one thread alone."""
+    """Encodes an image of a prompt with `num_images`; called in one thread alone.
+
+    `placement`: the device and the dtype of the tower.
+    """
+
+    placement: dict[str, str]
 
     def __call__(self, image: ImageInput, num_images: int) -> memoryview:
         """Returns the bytes of its rows, in the model's number format. Raises `RequestError` for an unusable image."""

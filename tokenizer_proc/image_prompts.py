@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+import msgspec
+
 from messages.config.images import VisionFacts
 from messages.errors import bad_request
 from messages.ring.images import ImageInput
 from messages.ring.requests import ChatPrompt, EncodeMsg, TokenizeMsg
 from messages.ring.spans import PromptSpan
-from runtime.images.layout import Budget, Layout
+from runtime.images.layout import Budget, Layout, check_cost
 from runtime.images.registry import read_rule
 from tokenizer_proc.image_forms import ImagePieces, number_images
 
@@ -32,6 +34,10 @@ class PromptText:
 
     text: str
     runs: tuple[Run, ...] = ()
+
+
+def budget_of(image: ImageInput) -> Budget:
+    return Budget(image.min_pixels, image.max_pixels, image.max_tokens)
 
 
 class ImagePrompts:
@@ -59,9 +65,8 @@ class ImagePrompts:
             raise bad_request("A text to infill or to pool may have no images", message.images[0].param)
         return None
 
-    def expand_text(self, message: TokenizeMsg | EncodeMsg) -> PromptText | None:
-        """Returns the text of a message without a chat: its images come first unless it has a marker for each."""
-        text, images = message.prompt_text, message.images
+    def expand_text(self, text: str | None, images: Sequence[ImageInput]) -> PromptText | None:
+        """Returns a text that is no chat, if there is one. Its images come first unless it has a marker for each."""
         if text is None or self._rule is None or not images:
             return None if text is None else PromptText(text)
         pieces = text.split(self._rule.marker)
@@ -74,8 +79,17 @@ class ImagePrompts:
         """Returns the text with all tokens of the images. Raises `RequestError` for an image that cannot be used."""
         if isinstance(rendered, str):
             return PromptText(rendered)
-        layouts = list(self._layouts([images[index] for index in rendered.images]))
-        return self._join(rendered, layouts)
+        return self._join(rendered, list(self._layouts([images[index] for index in rendered.images])))
+
+    def limited(self, images: tuple[ImageInput, ...]) -> tuple[ImageInput, ...]:
+        """Returns the images with the limits that follow from their number, so that their digests cover these, too."""
+        if self._rule is None or len(images) < 2:
+            return images
+        limits = [self._rule.limit(budget_of(image), len(images)) for image in images]
+        return tuple(
+            image if limit == budget_of(image) else msgspec.structs.replace(image, max_tokens=limit.max_tokens)
+            for image, limit in zip(images, limits, strict=True)
+        )
 
     def check(self, prompt: PromptText, images: Sequence[ImageInput]) -> None:
         """Raises `RequestError` unless the prompt has all images and they fit the context."""
@@ -107,9 +121,10 @@ class ImagePrompts:
     def _layouts(self, images: Sequence[ImageInput]) -> Iterator[Layout]:
         assert self._rule is not None
         for image in images:
-            budget = Budget(image.min_pixels, image.max_pixels, image.max_tokens)
             try:
-                yield self._rule.layout((image.width, image.height), budget, len(images))
+                layout = self._rule.layout((image.width, image.height), budget_of(image), 1)
+                check_cost(layout)
+                yield layout
             except ValueError as error:
                 size = f"{image.width} x {image.height} pixels"
                 raise bad_request(f"The image of {size} cannot be used: {error}", image.param) from None

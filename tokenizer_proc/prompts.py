@@ -10,7 +10,7 @@ from messages.columns import pack_int32, unpack_int32
 from messages.config.images import VisionFacts
 from messages.errors import ErrorInfo, RequestError, bad_request
 from messages.ring.infill import Infill
-from messages.ring.requests import ChatPrompt, EncodeMsg, SamplingParams, TokenizeMsg, UserMsg
+from messages.ring.requests import ChatPrompt, EncodeMsg, SamplingParams, TokenizeMsg, Truncation, UserMsg
 from messages.ring.spans import PromptSpan
 from tokenizer_proc.encoding import MAX_ENCODED_CHARS, Encoding
 from tokenizer_proc.image_forms import ImagePieces
@@ -59,14 +59,14 @@ class PromptReader:
 
         A chat leaves its oldest messages out if they must be dropped to fit the context. Raises `RequestError`.
         """
-        images, chat = message.images, self._images.numbered(message)
+        images, chat = self._images.limited(message.images), self._images.numbered(message)
         cut = message.truncation if isinstance(message, TokenizeMsg) else None
 
         def expand(chat: ChatPrompt) -> PromptText:
             return self._images.expand(render(chat), images)
 
         if chat is None:
-            prompt = self._images.expand_text(message)
+            prompt = self._images.expand_text(message.prompt_text, images)
         else:
             prompt = expand(chat)
             if isinstance(message, TokenizeMsg) and cut is not None and cut.drops_messages:
@@ -83,7 +83,7 @@ class PromptReader:
         `prompt` is that of `text_of`. If `max_tokens` is above 0, the
         prompt must leave room for a token. Raises `RequestError`, and whatever the tokenizer raises.
         """
-        asked = message.sampling_params
+        asked, images = message.sampling_params, self._images.limited(message.images)
         chat, place, text = message.chat, None, None if prompt is None else prompt.text
         if text is not None and chat is not None and chat.thought is not None:
             place = place_of(text, chat.thought, begun_in(chat))
@@ -97,7 +97,8 @@ class PromptReader:
         elif asked.pooling is None:
             whole = self._ids_of(text, message, max_prompt_tokens, param)
             ids = self._cut(whole, message)
-            spans = self._place_spans(message, prompt, whole, ids) if prompt and prompt.runs else spans
+            if prompt is not None and prompt.runs:
+                spans = _left_spans(self._images.find_spans(whole, prompt, images), message.truncation, whole, ids)
         else:
             ids, second_start = self._join(text, message, max_prompt_tokens, param)
             asked = msgspec.structs.replace(
@@ -124,26 +125,12 @@ class PromptReader:
             begins_in_thought=place == "inside",
             client=message.client,
             share=message.share,
-            images=message.images,
+            images=images,
         )
         yield first
         for sibling in message.siblings:
             own = msgspec.structs.replace(params, seed=sibling.seed)
             yield msgspec.structs.replace(first, uid=sibling.uid, engine=sibling.engine, sampling_params=own)
-
-    def _place_spans(
-        self, message: TokenizeMsg, prompt: PromptText, whole: "array[int]", ids: "array[int]"
-    ) -> tuple[PromptSpan, ...]:
-        """Returns the spans of the images in `ids`, what truncation has left of the ids of the whole text.
-
-        Raises `RequestError` if it has cut an image off.
-        """
-        spans = self._images.find_spans(whole, prompt, message.images)
-        is_left = message.truncation is not None and message.truncation.side == "left"
-        offset = len(whole) - len(ids) if is_left else 0
-        if spans and not offset <= spans[0].start <= spans[-1].end - offset <= len(ids):
-            raise bad_request("The prompt cannot be truncated: it would lose an image, or a part of one", "messages")
-        return tuple(msgspec.structs.replace(span, start=span.start - offset) for span in spans)
 
     def _max_prompt_tokens(self, params: SamplingParams) -> int:
         return self._max_model_len - min(1, params.max_tokens)
@@ -253,3 +240,16 @@ class PromptReader:
         )
         too_long = (num_tokens, max_prompt_tokens)
         return RequestError(ErrorInfo(400, message, param=param, code="context_length_exceeded", too_long=too_long))
+
+
+def _left_spans(
+    spans: tuple[PromptSpan, ...], cut: Truncation | None, whole: "array[int]", ids: "array[int]"
+) -> tuple[PromptSpan, ...]:
+    """Returns the spans of images in `ids`, what truncation has left of the ids of the `whole` text.
+
+    Raises `RequestError` if it has cut an image off.
+    """
+    offset = len(whole) - len(ids) if cut is not None and cut.side == "left" else 0
+    if spans and not offset <= spans[0].start <= spans[-1].end - offset <= len(ids):
+        raise bad_request("The prompt cannot be truncated: it would lose an image, or a part of one", "messages")
+    return tuple(msgspec.structs.replace(span, start=span.start - offset) for span in spans)

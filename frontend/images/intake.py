@@ -17,6 +17,7 @@ from frontend.images.store import ImageStore
 from frontend.requests.client import Client
 from frontend.requests.trace import RequestTrace
 from messages.config.server import Config
+from messages.errors import RequestError
 from messages.ring.images import ImageInput
 
 NUM_THREADS = 2
@@ -38,7 +39,7 @@ LOW_DETAIL_TOKENS = 256
 """The limit of `detail: low`: the tokens of 512 × 512 pixels in families with one token per 32 × 32."""
 
 FileReader = Callable[[str, Client, int], bytes]
-"""Returns the bytes of an uploaded file of a client, at most this many. Raises `RequestError`."""
+"""Returns the bytes of an uploaded file of a client, or more than this many if it is larger. Raises `RequestError`."""
 
 T = TypeVar("T")
 
@@ -89,7 +90,7 @@ class ImageIntake:
             raise bad_image(parts[limit].param, text, "too_many_images")
         for part in parts:
             if part.file_id and self.read_file is None:
-                raise bad_image(part.param, "this server stores no files", "not_supported")
+                raise bad_image(part.param, "this server stores no files (--batch-dir)", "not_supported")
             if is_http(part.url):
                 self._urls.check(part.url, part.param)
 
@@ -114,7 +115,11 @@ class ImageIntake:
 
         def read() -> bytes:
             if part.file_id and self.read_file is not None:
-                return self._put(self.read_file(part.file_id, client, self._max_bytes), part)
+                try:
+                    data = self.read_file(part.file_id, client, self._max_bytes)
+                except RequestError as error:
+                    raise bad_image(part.param, error.info.message, error.info.code) from None
+                return self._put(data, part)
             return self._put(read_data(part.url, part.param, self._max_bytes), part)
 
         return await self._run(self._threads, read, self._drop)

@@ -105,9 +105,9 @@ class ProcessView:
             for kind in RING
         )
 
-    def placements(self) -> dict[str, dict[str, str]]:
-        """Returns the placement and formats that each scheduler has reported."""
-        return {status.name: status.placement for status in self._of_kind(SCHEDULER) if status.placement}
+    def placements(self, kind: str = SCHEDULER) -> dict[str, dict[str, str]]:
+        """Returns the placement and formats that each process of the kind has reported."""
+        return {status.name: status.placement for status in self._of_kind(kind) if status.placement}
 
     def workers(self, kind: str) -> list[str]:
         """Returns the names of the processes of `kind` that accept work now."""

@@ -47,6 +47,9 @@ def decode(file: IO[bytes], max_pixels: int) -> Image.Image:
 def make_views(image: Image.Image, layout: Layout) -> list[Pixels]:
     """Returns the views of a decoded image, each [height, width, 3]."""
     resized = image
+    if layout.square_color is not None:
+        resized = Image.new("RGB", (max(image.size), max(image.size)), layout.square_color)
+        resized.paste(image, ((resized.width - image.width) // 2, (resized.height - image.height) // 2))
     for size in layout.resizes:
         resized = resized.resize(size, FILTERS[layout.filter])
     if layout.crop is not None:

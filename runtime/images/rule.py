@@ -8,6 +8,12 @@ import msgspec
 from runtime.images.layout import Budget, Filter, Layout, Size
 
 T = TypeVar("T")
+
+
+class UnsupportedError(ValueError):
+    """The model prepares images in a way that is not supported."""
+
+
 Fields = Mapping[str, Any]
 
 FILTERS: dict[int, Filter] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
@@ -32,7 +38,9 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, processor: Fields, config: Fields) -> Self:
-        """Returns the rule of a model from the fields of its processor's files and of its config.json.
+        """Returns the rule of a model from the fields of its processor's files and of its whole config.json.
+
+        `config` has the `hidden_size` of the decoder at its top.
 
         Raises `ValueError` for fields that are wrong or not supported.
         """
@@ -51,6 +59,13 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     def is_two_way(self) -> bool:
         return False
 
+    def marker_in(self, template: str) -> str:
+        """Returns the marker that this chat template writes."""
+        return self.marker
+
+    def limit(self, budget: Budget, num_images: int) -> Budget:
+        return budget
+
     def layout(self, size: Size, budget: Budget, num_images: int) -> Layout:
         raise NotImplementedError
 
@@ -68,7 +83,7 @@ def shared_fields(processor: Fields, config: Fields) -> dict[str, Any]:
         "image_mean": field(processor, "image_mean", tuple[float, float, float]) if is_normalized else (0.0,) * 3,
         "image_std": field(processor, "image_std", tuple[float, float, float]) if is_normalized else (1.0,) * 3,
         "filter": FILTERS[resample],
-        "hidden_size": count(text_config(config), "hidden_size"),
+        "hidden_size": count(config, "hidden_size"),
     }
 
 

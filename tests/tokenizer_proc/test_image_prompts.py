@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import transformers
 
 from messages.columns import pack_int32, unpack_int32
+from messages.config.server import Config, ModelFacts
 from messages.errors import RequestError
 from messages.ring.images import ImageInput
 from messages.ring.infill import Infill
@@ -29,15 +29,16 @@ from messages.ring.requests import (
 from runtime.chat_files import DEFAULT, read_chat_files
 from runtime.images.layout import Budget
 from runtime.images.registry import read_rule
-from tests.runtime.images.references import facts_of, picture
-from tests.vision_models import make_vision_model
+from tests.runtime.images.references import Reference, facts_of, picture
+from tests.vision_models import SAMPLES, make_vision_model
 from tokenizer_proc.chat import ChatTemplates
 from tokenizer_proc.encoding import load_encoding
 from tokenizer_proc.image_forms import number_images
+from tokenizer_proc.process import load_server
 from tokenizer_proc.prompts import PromptReader
 
 IMAGE = {"type": "image"}
-FAMILIES = ["idefics3"]
+FAMILIES = [name for name in SAMPLES if name != "lfm2_vl"]  # which has no processor without torchvision
 
 
 def text(words: str) -> dict[str, str]:
@@ -76,7 +77,8 @@ class Model:
             assert (span.kind, span.is_two_way) == ("image", self.rule.is_two_way)
             assert (span.num_lines, span.num_columns) == (layout.grid if self.rule.has_axes else (0, 0))
             num_rows.append(layout.num_tokens)
-        assert user.images == inputs(sizes)
+        assert [image.digest for image in user.images] == [image.digest for image in inputs(sizes)]
+        assert [image.encoding_digest() for image in user.images] == [span.digest for span in user.spans]
 
 
 def inputs(sizes: Sequence[tuple[int, int]], **limits: int) -> tuple[ImageInput, ...]:
@@ -122,12 +124,9 @@ CHATS: list[tuple[list[dict[str, Any]], list[tuple[int, int]]]] = [
 @pytest.mark.parametrize("chat", CHATS)
 def test_ids_are_those_of_the_processor(model: Model, chat: tuple[list[dict[str, Any]], list[tuple[int, int]]]):
     messages, sizes = chat
-    processor = transformers.AutoProcessor.from_pretrained(model.directory, backend="pil")
-    prompt = processor.apply_chat_template(messages, add_generation_prompt=True)
-    images = [picture(size) for size in sizes]
-    expected = processor(text=[prompt], images=[images], input_data_format="channels_last")["input_ids"][0]
+    expected = Reference(model.directory).ids(messages, [picture(size) for size in sizes])
     user = model.read(message_of(messages, sizes))
-    assert unpack_int32(user.input_ids).tolist() == list(expected)
+    assert unpack_int32(user.input_ids).tolist() == expected
     model.check(user, sizes)
 
 
@@ -252,6 +251,25 @@ def test_siblings_and_continuations_have_the_same_spans(smolvlm: Model):
     assert first.images == second.images
     assert first.output_ids == pack_int32([5, 6])
     assert smolvlm.read(msgspec.structs.replace(message, output_ids=b"")).spans == first.spans
+
+
+def test_internvl_has_a_template_of_its_own(tmp_path: Path):
+    directory = make_vision_model("internvl", tmp_path / "internvl")
+    expected = Model(directory).read(message_of(*CHATS[1]))
+    template = directory / "chat_template.jinja"
+    template.write_text(template.read_text().replace("<IMG_CONTEXT>", "<image>"))
+    facts = ModelFacts(
+        model_dir=str(directory),
+        tokenizer_dir=str(directory),
+        served_names=("m",),
+        vocab_size=1 << 20,
+        max_model_len=4096,
+        vision=facts_of(directory),
+    )
+    [user] = load_server(Config(facts=facts)).answer(message_of(*CHATS[1]))
+    assert isinstance(user, UserMsg)
+    assert user.input_ids == expected.input_ids
+    assert user.spans == expected.spans
 
 
 def test_no_image_may_be_cut(smolvlm: Model):

@@ -16,6 +16,7 @@ from frontend.parsing.model_format import ModelFormat, ToolCalls
 from frontend.requests.trace import trace_of
 from messages.config.images import ImageConfig
 from messages.config.server import CacheConfig, Config, HttpConfig, ModelConfig, ModelFacts, RunConfig, SchedulingConfig
+from messages.control.processes import ENCODER
 from runtime.adapter_table import read_table
 
 
@@ -67,7 +68,7 @@ class ShownConfig(msgspec.Struct, frozen=True):
 
 
 class ServerInfo(msgspec.Struct, frozen=True):
-    """`placement`: per scheduler, the device, dtype and kv_cache_dtype that `auto` resolved to."""
+    """`placement`: per scheduler and encoder, the device, dtype and kv_cache_dtype that `auto` resolved to."""
 
     version: str
     config: ShownConfig
@@ -112,7 +113,8 @@ class InfoApi:
         shown = ShownConfig(
             config.model, config.cache, config.scheduling, config.http.without_keys(), config.images, config.run
         )
-        return JsonReply(ServerInfo(self._version, shown, config.facts, self._processes.placements()))
+        placements = self._processes.placements() | self._processes.placements(ENCODER)
+        return JsonReply(ServerInfo(self._version, shown, config.facts, placements))
 
 
 def is_of_anthropic(request: Request) -> bool:

@@ -4,6 +4,7 @@ from typing import Any
 
 from messages.errors import BootError, quoted
 from runtime.gguf.gguf_file import GgufFile
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.vision.description import CLASS_TOKEN, PATCHES, POSITIONS, POST_NORM, PRE_NORM
 from scheduler_proc.computing.vision.family import Exact, Names
 
@@ -39,6 +40,10 @@ KEYS = {
 """The fields of config.json's `vision_config`, by name, and the keys, after `clip.vision.`, of their values."""
 
 
+DEFAULT_SIDE = 4
+"""The side of Gemma 3's squares of patches where a file does not have it."""
+
+
 def read_config(file: GgufFile) -> dict[str, Any]:
     """Returns config.json as far as the families' descriptions need it. Raises `BootError` for other files."""
     if file.architecture != "clip":
@@ -48,14 +53,32 @@ def read_config(file: GgufFile) -> dict[str, Any]:
     def read(key: str) -> Any:
         return file.metadata.get(f"clip.vision.{key}")
 
-    vision = {field: read(key) for field, key in KEYS.items()}
-    if not (file.metadata.get("clip.use_gelu") or file.metadata.get("clip.use_silu")):
-        vision["hidden_act"] = "quick_gelu"
-    return {
-        "vision_config": vision,
-        "text_config": {"hidden_size": read("projection_dim")},
-        "scale_factor": read("projector.scale_factor"),
+    def num_rows(name: str) -> int | None:
+        return file.tensors[name].shape[0] if name in file.tensors else None
+
+    use_gelu, use_silu = (file.metadata.get(f"clip.use_{kind}") for kind in ("gelu", "silu"))
+    has = file.tensors.__contains__
+    vision = {field: read(key) for field, key in KEYS.items()} | {
+        "hidden_act": "silu" if use_silu else None if use_gelu else "quick_gelu",
+        "model_type": "clip_vision_model" if has("v.class_embd") else "siglip_vision_model",
+        "attention_bias": has("v.blk.0.attn_q.bias"),
+        "use_qk_norm": has("v.blk.0.attn_q_norm.weight"),
+        "norm_type": "layer_norm" if has("v.blk.0.ln1.bias") else "rms_norm",
+        "num_patches": num_rows("v.position_embd.weight"),
     }
+    side = read("projector.scale_factor")
+    config = {
+        "vision_config": vision,
+        "text_config": {"hidden_size": num_rows("mm.2.weight") or read("projection_dim")},
+        "scale_factor": side,
+        "downsample_factor": side,
+        "vision_feature_layer": read("feature_layer") or read("block_count"),
+        "projector_hidden_size": num_rows("mm.1.weight"),
+        "projector_use_layernorm": has("mm.input_norm.weight"),
+    }
+    fields = HfConfig(vision, str(file.paths[0]))
+    per_side = fields.count("image_size") // fields.count("patch_size")
+    return config | {"mm_tokens_per_image": (per_side // (side or DEFAULT_SIDE)) ** 2 or None}
 
 
 def names_in_file(names: Names, file: GgufFile) -> Names:

@@ -8,7 +8,7 @@ import pytest
 
 from runtime.images.layout import Budget
 from runtime.images.registry import read_rule
-from tests.runtime.images.references import SIZES, facts_of, image_processor_of, picture, views_of
+from tests.runtime.images.references import SIZES, Reference, facts_of, picture, views_of
 from tests.vision_models import make_vision_model
 
 
@@ -21,13 +21,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("splits", [True, False])
 def test_views_are_those_of_transformers(directory: Path, size: tuple[int, int], splits: bool):
     rule = msgspec.structs.replace(read_rule(facts_of(directory)), splits=splits)
-    processor = image_processor_of(directory)
+    processor = Reference(directory)
     image = picture(size)
     layout = rule.layout(size, Budget(), 1)
     views = views_of(image, layout)
-    expected = processor(
-        [[image]], do_image_splitting=splits, return_row_col_info=True, input_data_format="channels_last"
-    )
+    expected = processor.process([image], do_image_splitting=splits)
     assert layout.tiles == (expected["rows"][0][0], expected["cols"][0][0])
     assert np.array_equal(np.stack(views).transpose(0, 3, 1, 2), expected["pixel_values"][0])
     assert layout.num_tokens == len(views) * 4
