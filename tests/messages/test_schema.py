@@ -8,7 +8,6 @@ import pytest
 
 from extras.remote.messages import JOIN_VERSION, ToJoiner, ToProxy
 from messages.control.processes import ToLauncher, ToProcess
-from messages.ring.encodings import ToEncoder
 from messages.ring.peers import ToFrontend
 from messages.ring.replies import ToDetokenizer
 from messages.ring.requests import ToEncoder, ToScheduler, ToTokenizer
