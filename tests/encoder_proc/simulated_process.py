@@ -22,9 +22,13 @@ SLOW_HEIGHT = 2000
 """An image of this height waits until its file is there."""
 
 
-def load(link: ProcessLink) -> Encode:
-    def encode(image: ImageInput, num_images: int) -> memoryview:
-        file = link.run_dir.path / image.digest.hex()
+class Simulated:
+    def __init__(self, run_path: Path):
+        self.placement: dict[str, str] = {}
+        self._run_path = run_path
+
+    def __call__(self, image: ImageInput, num_images: int) -> memoryview:
+        file = path_of(image, self._run_path)
         while image.height == SLOW_HEIGHT and not file.exists():
             time.sleep(0.01)
         if image.width == BAD:
@@ -35,8 +39,10 @@ def load(link: ProcessLink) -> Encode:
             os.kill(os.getpid(), signal.SIGKILL)
         return memoryview(pack_int32([row_value(image.encoding_digest(), row) for row in range(image.width)]))
 
+
+def load(link: ProcessLink) -> Encode:
     link.phase("simulating")
-    return encode
+    return Simulated(link.run_dir.path)
 
 
 def path_of(image: ImageInput, run_path: Path) -> Path:
