@@ -20,6 +20,7 @@ from frontend.requests.trace import RequestTrace
 from messages.config.server import Config
 from messages.errors import RequestError
 from messages.ring.images import ImageInput
+from runtime.black_box.image_recorder import ImageRecorder
 
 NUM_THREADS = 2
 """For decoding base64 and checking images, which take turns with the event loop."""
@@ -54,6 +55,8 @@ class ImageIntake:
         self._max_bytes = int(config.images.max_image_mb * 2**20)
         limit_bytes = IMAGES_OF_FULL_SIZE * self._max_bytes // config.run.frontend_workers
         self.store = ImageStore(directory, owner, max(limit_bytes, self._max_bytes), on_refusal)
+        if config.run.record and config.run.record_images_mb:
+            self.store.recorder = ImageRecorder(Path(config.run.record), config.run.record_images_mb << 20)
         self.read_file: FileReader | None = None
         self._checks = ImageChecks(config.images.max_image_pixels * 10**6)
         self._urls = UrlRules(config.images.image_urls)
