@@ -342,11 +342,10 @@ class Service:
             "calls": len(self.queries) + len(self.peers),
             "deadlines": len(self.deadlines),
             "body_bytes": self.bodies.num_bytes,
-            "image_bytes": self.images.store.num_bytes,
-            "image_fetches": self.images.num_fetches,
             "timelines": self.timelines.num_live,
             "placed_requests": len(self.router),
             "is_draining": float(self.admission.is_draining),
+            **self.images.gauges(),
             **{name: size() for name, size in self.sizes.items()},
         }
 

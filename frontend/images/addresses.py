@@ -102,7 +102,7 @@ def is_public(address: str) -> bool:
 
 def _read_url(url: str, where: str) -> Target:
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(url[: MAX_URL_CHARS + 1])
         host, port = _plain_host(parts.hostname or ""), parts.port
     except (ValueError, UnicodeError):
         host, port = "", None

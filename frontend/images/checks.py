@@ -15,12 +15,12 @@ MAX_REMEMBERED = 4096
 
 
 class ImageChecks:
-    """Each thread that checks images has a child, from its first image on."""
+    """There are as many children as threads that check images at once."""
 
     def __init__(self, max_pixels: int):
         self._max_pixels = max_pixels
-        self._local = threading.local()
         self._decoders: list[ImageDecoder] = []
+        self._idle: list[ImageDecoder] = []
         self._lock = threading.Lock()
         self._results: OrderedDict[bytes, Size | str] = OrderedDict()
 
@@ -36,18 +36,26 @@ class ImageChecks:
             raise bad_image(where, result, "invalid_image")
         return result
 
+    def start(self) -> None:
+        """Starts a child now instead of with the first image. The calling thread must outlive it."""
+        self._decoders.append(ImageDecoder())
+        self._idle.append(self._decoders[-1])
+
     def close(self) -> None:
         for decoder in self._decoders:
             decoder.close()
 
     def _decode(self, path: Path, where: str) -> Size | str:
         """Raises `UnavailableError` if the image is not to blame."""
-        if not hasattr(self._local, "decoder"):
-            self._local.decoder = ImageDecoder()
-            self._decoders.append(self._local.decoder)
+        with self._lock:
+            if not self._idle:
+                self.start()
+            decoder = self._idle.pop()
         try:
-            return self._local.decoder.size(path, self._max_pixels)
+            return decoder.size(path, self._max_pixels)
         except ImageError as error:
             if error.status != 400:
                 raise UnavailableError(f"{where}: {error}", "busy") from None
             return str(error)
+        finally:
+            self._idle.append(decoder)

@@ -43,11 +43,11 @@ class Fetch:
         for _ in range(MAX_REDIRECTS + 1):
             try:
                 found = self._get(url)
-            except (OSError, http.client.HTTPException) as error:
+                if isinstance(found, bytes):
+                    return found
+                url = urljoin(url, found)
+            except (OSError, ValueError, http.client.HTTPException) as error:
                 raise self._error(_reason(error)) from None
-            if isinstance(found, bytes):
-                return found
-            url = urljoin(url, found)
             if not is_http(url):
                 raise self._error("it was redirected to a URL that is not http(s)")
         raise self._error(f"it was redirected more than {MAX_REDIRECTS} times")

@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class ImageIntake:
-    """`store.num_bytes` are in use. `read_file` finds images by `file_id`, if an extra stores files."""
+    """`read_file` finds images by `file_id`, if an extra stores files."""
 
     def __init__(self, config: Config, directory: Path, owner: int, on_refusal: Callable[[UnavailableError], object]):
         self._config = config.images
@@ -61,8 +61,15 @@ class ImageIntake:
         self._checks = ImageChecks(config.images.max_image_pixels * 10**6)
         self._urls = UrlRules(config.images.image_urls)
         self._threads = ThreadPoolExecutor(NUM_THREADS, "images")
+        if self._is_supported:
+            self._threads.submit(self._checks.start)
         self._fetches = asyncio.Semaphore(NUM_FETCHES)
-        self.num_fetches = 0
+        self._num_fetches = 0
+
+    def gauges(self) -> dict[str, float]:
+        if not self._is_supported:
+            return {}
+        return {"image_bytes": self.store.num_bytes, "image_fetches": self._num_fetches}
 
     def close(self) -> None:
         """Ends the children, and thereby what threads wait for."""
@@ -129,10 +136,10 @@ class ImageIntake:
 
     async def _fetch(self, part: ImagePart) -> bytes:
         """Stores an image that a URL names, and returns its digest."""
-        if self.num_fetches >= max(MAX_FETCHES, self._config.max_images):
-            raise UnavailableError(f"{self.num_fetches} images are being fetched: try again later", "queue_full")
+        if self._num_fetches >= max(MAX_FETCHES, self._config.max_images):
+            raise UnavailableError(f"{self._num_fetches} images are being fetched: try again later", "queue_full")
         fetch = Fetch(part.url, self._urls, part.param, self._max_bytes)
-        self.num_fetches += 1
+        self._num_fetches += 1
         try:
             async with self._fetches, asyncio.timeout(FETCH_TIMEOUT_S):
                 return await self._run(run_in_thread(lambda: self._put(fetch.run(), part)), self._drop)
@@ -141,7 +148,7 @@ class ImageIntake:
             raise bad_image(part.param, text, BAD_URL) from None
         finally:
             fetch.cancel()
-            self.num_fetches -= 1
+            self._num_fetches -= 1
 
     def _put(self, data: bytes | bytearray, part: ImagePart) -> bytes:
         if len(data) > self._max_bytes:

@@ -50,22 +50,26 @@ class ImageStore:
                 self._counts[digest] += 1
                 return digest
             self._reserve(len(data))
+        is_new = False
         try:
-            new = self._write(data)
             if self.recorder is not None:
                 self.recorder.add(digest, data)
-        except OSError as error:
+            new = self._write(data)
             with self._lock:
-                self.num_bytes -= len(data)
-            raise UnavailableError(f"the image could not be stored: {error.strerror}", "images_full") from None
-        with self._lock:
-            if digest in self._counts:  # another thread has stored it meanwhile
+                is_new = digest not in self._counts  # or another thread has stored it meanwhile
+                if is_new:
+                    self._publish(new, digest.hex())
+                    self._counts[digest], self._sizes[digest] = 0, len(data)
+                else:
+                    new.unlink()
                 self._counts[digest] += 1
-                self.num_bytes -= len(data)
-                new.unlink()
-            else:
-                self._publish(new, digest.hex())
-                self._counts[digest], self._sizes[digest] = 1, len(data)
+        except OSError as error:
+            is_new = False
+            raise UnavailableError(f"the image could not be stored: {error.strerror}", "images_full") from None
+        finally:
+            if not is_new:
+                with self._lock:
+                    self.num_bytes -= len(data)
         return digest
 
     def hold(self, digests: Iterable[bytes]) -> None:

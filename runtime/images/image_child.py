@@ -2,7 +2,7 @@
 
     python -m runtime.images.image_child PARENT_PID
 
-A task that exceeds its CPU time ends the process.
+A task that exceeds its CPU time ends the process. It has the lowest priority, so that it does not delay text.
 """
 
 import resource
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from runtime.background import lower_priority
 from runtime.child_process import limit_added_memory, lower_limit, open_pipes, read_frame, write_frame
 from runtime.images.decoding import ImageTask, Views
 from runtime.images.errors import ImageError
@@ -25,6 +26,7 @@ OTHER_BYTES = 256 << 20
 
 def main() -> int:
     requests, replies = open_pipes()
+    lower_priority()
     lower_limit(resource.RLIMIT_CORE, 0)
     lower_limit(resource.RLIMIT_FSIZE, 0)
     while (body := read_frame(requests)) is not None:

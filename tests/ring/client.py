@@ -185,6 +185,8 @@ GAUGES_OF_REQUESTS = {
     "body_bytes",
     "chars_in_hand",
     "held_requests",
+    "image_bytes",
+    "image_fetches",
     "requests_on_hold",
     "requests",
     "requests_open",

@@ -2,6 +2,7 @@
 
 import contextlib
 import http.server
+import random
 import socket
 import ssl
 import threading
@@ -138,6 +139,37 @@ def test_what_a_server_may_send_is_bounded(site: Site):
     assert "bytes or more" in error_of(lambda: get(site, "/chunks"))
     assert "not valid HTTP" in error_of(lambda: get(site, "/headers"))
     assert "not valid HTTP" in error_of(lambda: get(site, "/header"))
+
+
+ANSWERS = [
+    b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\nContent-Type: image/png\r\n\r\n01234567890123456789",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n01234\r\na;x=y\r\n0123456789\r\n0\r\nA: b\r\n\r\n",
+    b"HTTP/1.1 302 Found\r\nLocation: http://[::1]:1/x\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.0 301 Moved\r\nLocation: //a.example/\xff\r\n\r\n",
+    b"HTTP/1.1 302 Found\r\nLocation: http://[::1\r\nContent-Length: 0\r\n\r\n",
+]
+
+
+def test_damaged_answers_are_errors_of_the_request(site: Site):
+    random_ = random.Random(1)
+    for number in range(300):
+        answer = bytearray(random_.choice(ANSWERS))
+        for _ in range(random_.choice([0, 1, 1, 3, 10])):
+            place = random_.randrange(len(answer))
+            match random_.randrange(3):
+                case 0:
+                    answer[place] = random_.randrange(256)
+                case 1:
+                    answer[place:place] = random_.choice(
+                        [b"\r\n", b":", b"-", b"9" * 30, b"\0", b"http://", b"[", b" "]
+                    )
+                case _:
+                    del answer[place : place + random_.randrange(1, 9)]
+        site.slow[f"/{number}"] = lambda file, answer=bytes(answer): file.write(answer)
+        try:
+            assert len(get(site, f"/{number}")) <= MAX_BYTES
+        except RequestError as error:
+            assert error.info.status == 400, answer  # noqa: PT017 (either may come)
 
 
 def pour(file: Any, head: bytes, piece: bytes) -> None:

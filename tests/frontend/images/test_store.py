@@ -41,6 +41,20 @@ def test_no_more_bytes_than_the_limit_are_kept(tmp_path: Path):
     assert store.num_bytes == 0
 
 
+def test_a_file_that_cannot_be_written_or_named_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for method in ("write_bytes", "hardlink_to"):
+        with monkeypatch.context() as patch, pytest.raises(UnavailableError, match="No space left"):
+            store = open_store(tmp_path)
+            patch.setattr(Path, method, refuse)
+            store.put(b"abc")
+        assert (store.num_bytes, public(store)) == (0, [])
+        store.release([store.put(b"abc")])
+        assert list((tmp_path / "images" / "1").iterdir()) == []
+
+
 def test_two_frontends_share_a_file(tmp_path: Path):
     first, second = open_store(tmp_path), open_store(tmp_path, 2)
     for earlier, later in ((first, second), (second, first)):
