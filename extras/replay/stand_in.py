@@ -55,7 +55,8 @@ class StandIn:
         self._folder = tempfile.TemporaryDirectory(prefix="sluice-replay-")
         self._log = Path(self._folder.name) / "log"
         self._run_dir = RunDir(Path(self._folder.name) / "run")
-        self._played = [kind for kind in KINDS if kind not in real]
+        kinds = (*KINDS, ENCODER) if config.facts.vision else KINDS
+        self._played = [kind for kind in kinds if kind not in real]
         command = [*server_flags(config, self._folder.name), *flags]
         if SCHEDULER in real:
             command += ["--data-parallel", str(config.run.data_parallel)]

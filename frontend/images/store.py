@@ -42,7 +42,7 @@ class ImageStore:
     def path(self, digest: bytes) -> Path:
         return self._directory / digest.hex()
 
-    def put(self, data: bytes) -> bytes:
+    def put(self, data: bytes | bytearray) -> bytes:
         """Returns the digest of an image, to which the caller holds a reference. Raises `UnavailableError` if full."""
         digest = hashlib.blake2b(data, digest_size=IMAGE_DIGEST_BYTES).digest()
         with self._lock:
@@ -114,7 +114,7 @@ class ImageStore:
             raise error
         self.num_bytes += num_bytes
 
-    def _write(self, data: bytes) -> Path:
+    def _write(self, data: bytes | bytearray) -> Path:
         self._own.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = self._own / f"{next(self._numbers)}{TEMPORARY}"
         try:
