@@ -255,7 +255,6 @@ FUNCTION_LEVEL_IMPORTS = {
     ("extras/models/description.py", "scheduler_proc.computing.vision.load_tower"): "imports torch",
     ("extras/models/description.py", "scheduler_proc.computing.model.families.registry"): "imports torch",
     ("extras/models/description.py", "scheduler_proc.computing.kv_cache.kv_tensors"): "imports torch",
-    ("extras/models/description.py", "scheduler_proc.computing.vision.load_tower"): "imports torch",
     ("scheduler_proc/early.py", "scheduler_proc.computing.load_runner"): "takes seconds (torch)",
     ("scheduler_proc/process.py", "scheduler_proc.computing.torch_observer"): "imports torch",
     ("scheduler_proc/rank_process.py", "scheduler_proc.computing.load_runner"): "takes seconds (torch)",
