@@ -35,6 +35,7 @@ class Served(NamedTuple):
     model: str
     key: str
     context: int
+    reads_images: bool = False
 
 
 def _claude(served: Served) -> Agent:
@@ -53,11 +54,13 @@ def _codex(served: Served) -> Agent:
 
 def _opencode(served: Served) -> Agent:
     limit = {"context": served.context, "output": served.context // 4}
+    modalities = {"input": ["text", "image"], "output": ["text"]}
+    images = {"attachment": True, "modalities": modalities} if served.reads_images else {}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "Sluice",
         "options": {"baseURL": f"{served.url}/v1", "apiKey": served.key},
-        "models": {served.model: {"name": served.model, "limit": limit}},
+        "models": {served.model: {"name": served.model, "limit": limit, **images}},
     }
     config = {"provider": {"sluice": provider}, "model": f"sluice/{served.model}"}
     return Agent({"OPENCODE_CONFIG_CONTENT": json.dumps(config)}, ["opencode"])
@@ -76,7 +79,8 @@ def _qwen(served: Served) -> Agent:
 def _continue(served: Served) -> str:
     """Returns a config.yaml, of which JSON is a form."""
     access = {"provider": "openai", "apiBase": f"{served.url}/v1", "apiKey": served.key}
-    abilities = {"capabilities": ["tool_use"], "defaultCompletionOptions": {"contextLength": served.context}}
+    able = ["tool_use", *["image_input"] * served.reads_images]
+    abilities = {"capabilities": able, "defaultCompletionOptions": {"contextLength": served.context}}
     model = {"name": served.model, "model": served.model, **access, **abilities}
     return json.dumps({"name": "Sluice", "version": "1.0.0", "schema": "v1", "models": [model]}, indent=2)
 
@@ -127,7 +131,9 @@ def _served(target: Target) -> Served:
         content = reply.read()
     if reply.status != 200:
         raise StartError(f"{target.url} answers {reply.status}; a server with keys needs one of them in {API_KEY}")
-    return Served(target.url, target.model, os.environ.get(API_KEY, "none"), json.loads(content)["max_model_len"])
+    card = json.loads(content)
+    reads_images = "vision" in card.get("capabilities", ())
+    return Served(target.url, target.model, os.environ.get(API_KEY, "none"), card["max_model_len"], reads_images)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from frontend.api.parameters.grammar import ResponseFormat, SchemaFormat
 from frontend.api.parameters.sampling import MAX_INT32, NumLogprobs, Switch
 from frontend.http.body import BodyDecoder
 from frontend.http.field_names import NameRules
-from frontend.images.parts import ImagePart, listed_images
+from frontend.images.parts import MAX_LISTED, ImageList, ImagePart, listed_images
 from messages.errors import bad_request
 from messages.ring.requests import THINKING_SWITCHES, SamplingParams, Truncation
 
@@ -133,7 +133,7 @@ class OllamaPrompt(AnswerBody, frozen=True, kw_only=True):
     prompt: Text = None
     system: Text = None
     suffix: Text = None
-    images: Annotated[list[str] | None, Meta(description="a list of images in base64")] = None
+    images: ImageList = None
     raw: Switch = None
 
 
@@ -228,6 +228,8 @@ def _read_messages(provided: Sequence[OllamaMessage]) -> list[ChatMessage]:
     messages: list[ChatMessage] = []
     waiting: list[str] = []
     num_calls = 0
+    if sum(len(message.images or ()) for message in provided) > MAX_LISTED:
+        raise bad_request(f"messages may have at most {MAX_LISTED} images", "messages", "too_many_images")
     for index, message in enumerate(provided):
         if message.role.lower() not in ROLES:
             text = f"messages[{index}].role must be one of {', '.join(ROLES)}, got {message.role[:60]!r}"

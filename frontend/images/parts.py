@@ -1,7 +1,9 @@
 """Images as bodies contain them, in the form that all APIs share."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
+
+from msgspec import Meta
 
 from messages.errors import RequestError, bad_request, quoted
 
@@ -35,6 +37,15 @@ class ImagePart(NamedTuple):
     file_id: str = ""
     detail: Detail = "auto"
     limits: PixelLimits = PixelLimits()
+
+
+MAX_LISTED = 256
+"""The largest `--max-images`."""
+
+ImageList = Annotated[
+    Annotated[list[str], Meta(max_length=MAX_LISTED)] | None,
+    Meta(description=f"a list of at most {MAX_LISTED} images: data: URLs, or base64"),
+]
 
 
 def listed_images(urls: Sequence[str] | None, where: str = "images") -> list[ImagePart]:

@@ -19,6 +19,7 @@ export class Messages {
     this.scroll = find("scroll");
     this.scroll.addEventListener("scroll", () => this.look(), {passive: true});
     find("to-end").addEventListener("click", () => this.toEnd());
+    find("messages").addEventListener("load", () => { if (this.isAtEnd) this.toEnd(); }, true); // an image has its height now
   }
 
   /** Shows a conversation; `running` is the answer that is being written. Messages on the screen stay as they are. */

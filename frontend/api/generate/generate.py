@@ -12,7 +12,7 @@ from frontend.api.parameters.generation_body import GenerationFields, RequestRea
 from frontend.api.parameters.sampling import MAX_INT32, TOKEN_IDS_TEXT, NonEmpty, NumLogprobs, Sampling, TokenIds
 from frontend.http.field_names import UnknownFields
 from frontend.http.stream import EventStream, OpenStreams, WholeReply, take_images
-from frontend.images.parts import listed_images
+from frontend.images.parts import ImageList, listed_images
 from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.trace import trace_of
 from frontend.service import Service
@@ -28,7 +28,7 @@ One = Annotated[int, Meta(ge=1, le=MAX_INT32)]
 
 class GenerateBody(GenerationFields, frozen=True, kw_only=True):
     prompt: Annotated[NonEmpty | TokenIds, Meta(description=f"a string or {TOKEN_IDS_TEXT}, not empty")]
-    images: Annotated[list[str] | None, Meta(description="a list of data: URLs, for a prompt of text")] = None
+    images: ImageList = None
     logprobs: NumLogprobs = None
     n: Annotated[One | None, Meta(description="1; /v1/completions gives several choices")] = None
 

@@ -18,7 +18,7 @@ class UsageFields(msgspec.Struct, frozen=True):
     cached_tokens: int
     completion_tokens: int
     image_tokens: int | UnsetType = UNSET
-    """Those of the prompt's images, if it has any."""
+    """Part of the prompt tokens; absent for a prompt without images."""
 
 
 class TokensEvent(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ from messages.ring.replies import Usage
 from runtime.run_dir import RunDir
 from supervisor.client.running import RunningServer
 from tests.frontend.frontend_run import FrontendRun, InThread, final, step
+from tests.frontend.images.test_chat_images import vision_config
 from tests.ring.models_server import ModelsServer
 
 
@@ -129,6 +130,21 @@ def test_the_agent_of_an_editor_gets_a_file(
     (model,) = json.loads(capsys.readouterr().out)["models"]
     assert (model["model"], model["apiBase"]) == ("m", f"{server.url}/v1")
     assert model["defaultCompletionOptions"] == {"contextLength": 512}
+
+
+@pytest.mark.parametrize("name", ["continue", "opencode"])
+def test_the_settings_of_an_agent_name_images_if_the_model_reads_them(
+    server: FrontendRun, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(sys, "argv", ["agents", name])
+    with FrontendRun(vision_config()) as reading:
+        shown: list[bool] = []
+        for run in (server, reading):
+            url = run.url
+            monkeypatch.setattr(agents, "require_target", lambda model, url=url: Target(url, "m"))
+            assert agents.main() == 0
+            shown.append("image" in capsys.readouterr().out)
+    assert shown == [False, True]
 
 
 def test_an_agent_without_a_server_or_a_program_is_an_error(

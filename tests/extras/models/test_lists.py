@@ -70,7 +70,7 @@ def test_metrics_are_those_of_the_models_that_answer():
         assert "sluice_model_load_seconds_count 2.0" in lines
 
 
-def test_lists_say_which_model_reads_images(tmp_path: Path):
+def test_the_lists_show_which_models_read_images(tmp_path: Path):
     model = make_vision_model("idefics3", tmp_path / "model")
     files = RunDir(tmp_path)
     files.write_config(build_config(parse_flags(["--model", str(model), "--served-model-name", "a"])))

@@ -264,6 +264,34 @@ def test_an_image_of_a_tool_is_a_sentence_for_a_model_of_text(text_server: Front
     assert contents(message)[-1].startswith("[This is left out")
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/chat", {"messages": [{"role": "user", "content": "a", "images": [""] * 200}] * 2}),
+        ("/api/generate", {"prompt": "a", "images": [""] * 257}),
+        ("/generate", {"prompt": "a", "images": [""] * 257}),
+        ("/generate", {"prompt": "a", "images": [""] * 5}),
+    ],
+)
+def test_lists_of_images_are_bounded_before_they_are_read(server: FrontendRun, path: str, body: dict[str, Any]):
+    reply = server.client.post(path, json={"model": "m", **body})
+    assert reply.status_code == 400
+    assert "at most 256 images" in reply.text or "may have 4 (--max-images)" in reply.text
+
+
+def test_a_background_response_keeps_its_images_until_it_has_ended(server: FrontendRun):
+    part = {"type": "input_image", "image_url": data_url(WIDE)}
+    asked = server.ask("/v1/responses", {"input": [{"role": "user", "content": [part]}], "background": True})
+    message = server.take_request()
+    response = asked.response().json()
+    assert response["status"] == "in_progress"
+    assert (server.launcher.run_dir.images / message.images[0].digest.hex()).exists()
+    server.send(PromptReply(message.uid, 0, ""))
+    server.send(final(message, "A line.", finish_reason="stop", usage=USAGE))
+    path = f"/v1/responses/{response['id']}"
+    wait_until(lambda: server.client.get(path).json()["status"] == "completed")
+
+
 def test_nothing_is_kept(server: FrontendRun):
     wait_until(lambda: server.gauge("image_bytes") == 0)
     assert not [path for path in server.launcher.run_dir.images.rglob("*") if path.is_file()]

@@ -46,7 +46,7 @@ def test_logprobs_are_those_of_tokens_and_a_row_without_tokens_is_left_out():
     assert message.logprobs.token_ids == parts[0].token_ids + parts[1].token_ids
 
 
-def test_usage_counts_the_tokens_of_images_and_not_those_of_given_vectors():
+def test_usage_counts_the_tokens_of_images_but_not_of_embeddings():
     digest = bytes(DIGEST_BYTES)
     spans = (PromptSpan(1, 4, digest, "image", 0), PromptSpan(6, 2, digest), PromptSpan(8, 1, digest, "image", 1))
     message = replace(user_msg(4, [0] * 10), spans=spans)
