@@ -58,7 +58,7 @@ def test_positions_of_random_requests() -> None:
         num_tokens = max([span.end for span in spans], default=0) + chance.randint(2, 6)
         req, expected = make_req(Bench(), uid, num_tokens, spans), axes_of(spans, num_tokens + 40)
         rows, empty = DecodeRows(4), DecodeRows(4)
-        rows.append(req)
+        rows.reqs, rows.context_lens = [req], array(INT32, [num_tokens - 1])
         for distance in (0, 1):
             start = chance.randint(distance, num_tokens - 1)
             end = chance.randint(start + 1, num_tokens)
