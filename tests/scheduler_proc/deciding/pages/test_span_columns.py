@@ -36,27 +36,28 @@ def random_spans(chance: random.Random) -> list[PromptSpan]:
     for _ in range(chance.randint(0, 4)):
         start = end + chance.choice((0, 0, 1, 3))
         lines, columns = chance.randint(1, 5), chance.randint(1, 5)
-        grid = {"num_lines": lines, "num_columns": columns} if chance.random() < 0.8 else {}
-        spans.append(PromptSpan(start, lines * columns, DIGEST, "image", **grid))
+        grid = (lines, columns) if chance.random() < 0.8 else (0, 0)
+        spans.append(PromptSpan(start, lines * columns, DIGEST, num_lines=grid[0], num_columns=grid[1]))
         end = start + lines * columns
     return spans
 
 
-def make_req(bench: Bench, uid: int, num_tokens: int, spans: Sequence[PromptSpan]) -> Req:
+def make_req(num_tokens: int, spans: Sequence[PromptSpan]) -> Req:
     """Returns a running request, whose spans the scheduler has not seen."""
-    bench.send(user_msg(uid, [7] * num_tokens, 30))
+    bench = Bench()
+    bench.send(user_msg(1, [7] * 5, 3))
     bench.step()
-    req = bench.scheduler._stages.running[uid]
+    req = bench.scheduler._stages.running[1].twin(array(INT32, [7]) * num_tokens)
     req.pending.spans = tuple(spans)
     return req
 
 
 def test_positions_of_random_requests() -> None:
     chance = random.Random(4)
-    for uid in range(1, 200):
+    for _ in range(200):
         spans = random_spans(chance)
         num_tokens = max([span.end for span in spans], default=0) + chance.randint(2, 6)
-        req, expected = make_req(Bench(), uid, num_tokens, spans), axes_of(spans, num_tokens + 40)
+        req, expected = make_req(num_tokens, spans), axes_of(spans, num_tokens + 40)
         rows, empty = DecodeRows(4), DecodeRows(4)
         rows.reqs, rows.context_lens = [req], array(INT32, [num_tokens - 1])
         for distance in (0, 1):
@@ -76,9 +77,8 @@ def test_positions_of_random_requests() -> None:
 
 
 def test_last_keys_are_in_steps_with_tokens_of_such_spans_alone() -> None:
-    bench = Bench()
     spans = [PromptSpan(3, 5, DIGEST, "image", is_two_way=True), PromptSpan(9, 2, DIGEST, "image")]
-    req, resource, rows = make_req(bench, 1, 14, spans), SpanColumns(), DecodeRows(4)
+    req, resource, rows = make_req(14, spans), SpanColumns(), DecodeRows(4)
     resource.prepare(req.pending)
 
     def last_keys(start: int, end: int) -> list[int] | None:
