@@ -253,10 +253,10 @@ def _change(name: str, tensor: StoredTensor, source: Source) -> Rows:
     if isinstance(rows, TransposedBlockRows):
         raise BootError(f"{name}: its blocks are of columns, and cannot be read as rows")
     match source.change:
-        case InterleavedHeads(num_heads, num_rotated):
+        case InterleavedHeads():
             if isinstance(rows, BlockRows):
-                return replace(rows, blocks=with_whole_heads(rows.blocks, num_heads, num_rotated))
-            return with_whole_heads(rows, num_heads, num_rotated)
+                return replace(rows, blocks=_with_whole_heads(rows.blocks, source.change))
+            return _with_whole_heads(rows, source.change)
         case tuple(factors):
             return _multiply(name, rows, factors)
         case "reshaped" if isinstance(rows, Tensor):
@@ -265,6 +265,11 @@ def _change(name: str, tensor: StoredTensor, source: Source) -> Rows:
             return rows.unflatten(1, (-1, 3)).transpose(1, 2).flatten(1)
         case _:
             return rows
+
+
+def _with_whole_heads(rows: Tensor, heads: InterleavedHeads) -> Tensor:
+    units = rows.unflatten(0, (-1, heads.unit))
+    return with_whole_heads(units, heads.num_heads, heads.num_rotated // heads.unit).flatten(0, 1)
 
 
 def _multiply(name: str, rows: Rows, factors: Sequence[tuple[float, int]]) -> Tensor:

@@ -13,7 +13,6 @@ from runtime.images.layout import Layout
 from scheduler_proc.computing.model.blocks.context import BlockContext
 from scheduler_proc.computing.parallel import ALONE
 from scheduler_proc.computing.step.rows import StepRows
-from scheduler_proc.computing.vision.description import TowerDescription
 from scheduler_proc.computing.vision.family import TowerParts
 from scheduler_proc.computing.vision.vit import Projector, Vit, whole_rows
 
@@ -31,7 +30,7 @@ class ViewTower:
         tower, weights, *_ = parts
         self.row_width, self._patch_size, self._dtype = tower.row_width, tower.patch_size, parts.dtype
         self._weight_bytes = sum(weight.stored.nbytes for weight in weights.values())
-        self._vit = Vit(tower, weights, self._context(tower))
+        self._vit = Vit(tower, weights, self._context(parts))
         self._projectors = [Projector(projector, weights) for projector in tower.projectors]
         self._num_layers = len(tower.layers)
         device = self._vit.device
@@ -114,7 +113,7 @@ class ViewTower:
             raise ValueError(f"a view of {grid[0]} x {grid[1]} patches, but the tower has {len(table)} positions")
         return table
 
-    def _context(self, tower: TowerDescription) -> BlockContext:
+    def _context(self, parts: TowerParts) -> BlockContext:
         """Returns what the blocks of layers are made with: without rotary positions."""
         return BlockContext(ALONE, lambda *_: (_ for _ in ()).throw(NotImplementedError))
 

@@ -50,17 +50,18 @@ ONE_PART = Parts(1, 0)
 
 @dataclass(frozen=True)
 class InterleavedHeads:
-    """Heads in which neighbouring rows are rotated together in the checkpoint, where we rotate halves; their rotated
-    rows are the first ones."""
+    """Heads in which neighbours of `unit` rows each are rotated together in the checkpoint, where we rotate halves;
+    their rotated rows are the first ones."""
 
     num_heads: int
     num_rotated: int
+    unit: int = 1
 
-
-Change = Literal["transposed", "reshaped", "channels_last"]
 
 RowFactors = tuple[tuple[float, int], ...]
 """Factors, and how many rows each multiplies, one after another. The rows become plain numbers."""
+
+Change = Literal["transposed", "reshaped", "channels_last"] | InterleavedHeads | RowFactors | None
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,8 @@ class Source:
     `name` is that of a tensor, and `shape` its shape; `{}` in it is the number of a part, of which each is a tensor. It
     is empty if only a stack has the rows. `others` are looked for where `name` is absent: of two tied tensors a
     checkpoint may hold either, and it may have the parts in a stack. `change`: how the rows differ from ours;
-    transposed ones are [in, out] in the checkpoint where we have [out, in], reshaped ones have any shape of as many
-    values. `channels_last`: weights of an image's patches in which the three channels of a pixel lie together, where we
-    have one channel after another.
+    transposed ones are [in, out] in the checkpoint where we have [out, in], those with `channels_last` have pixel after
+    pixel where we have channel after channel, reshaped ones have any shape of as many values.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Source:
     first_row: int = 0
     others: tuple[str | Stack, ...] = ()
     parts: Parts = ONE_PART
-    change: Change | InterleavedHeads | RowFactors | None = None
+    change: Change = None
 
     @property
     def num_rows(self) -> int:
