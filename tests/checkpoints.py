@@ -355,12 +355,19 @@ TRANSFORMERS_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 """Likewise, families that only transformers computes."""
-MROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e6}
+MROPE = {"rope_type": "default", "rope_theta": 1e6}
 IMAGE_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
-    "Qwen2VL": {"qwen2-vl": {"rope_parameters": MROPE, "tie_word_embeddings": True}},
-    "Qwen2_5_VL": {"qwen2_5-vl": {"rope_parameters": MROPE}},
-    "Qwen3VL": {"qwen3-vl": {"rope_parameters": MROPE, "head_dim": 24, "tie_word_embeddings": True}},
-    "Qwen3VLMoe": {"qwen3-vl-moe": {**EXPERTS, "rope_parameters": MROPE, "head_dim": 16, "tie_word_embeddings": False}},
+    "Qwen2VL": {"qwen2-vl": {"tie_word_embeddings": True}},
+    "Qwen2_5_VL": {"qwen2_5-vl": {}},
+    "Qwen3VL": {"qwen3-vl": {"head_dim": 24, "tie_word_embeddings": True}},
+    "Qwen3VLMoe": {
+        "qwen3-vl-moe": {
+            **EXPERTS,
+            "moe_intermediate_size": 40,
+            "head_dim": 16,
+            "tie_word_embeddings": False,
+        }
+    },
 }
 """Fields of the language models of families that are named after models of images and text."""
 
@@ -433,7 +440,14 @@ def _make_image_model(family: str, text: dict[str, Any]) -> "transformers.PreTra
     """The model has the smallest encoder, which no prompt of text needs."""
     encoder = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "deepstack_visual_indexes": [0]}
     encoder |= {"out_hidden_size": text["hidden_size"], "num_position_embeddings": 16, "embed_dim": 32}
-    sections = {"text_config": text, "vision_config": encoder, "tie_word_embeddings": text.get("tie_word_embeddings")}
+    pairs = (text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]) // 2
+    lines = pairs * 3 // 8
+    text["rope_parameters"] = MROPE | {"mrope_section": [pairs - 2 * lines, lines, lines]}
+    sections = {
+        "text_config": text,
+        "vision_config": encoder,
+        "tie_word_embeddings": text.get("tie_word_embeddings", False),
+    }
     hf_config = getattr(transformers, f"{family}Config")(**sections)
     return getattr(transformers, f"{family}ForConditionalGeneration")(hf_config)
 

@@ -5,13 +5,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from messages.columns import unpack_int32
+from messages.ring.steps import Batch
 from scheduler_proc.offline import OfflineEngine
 from tests.checkpoints import make_config
 from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice, late_backend
+from tests.scheduler_proc.deciding.pages.test_span_columns import axes_of
 from tests.scheduler_proc.image_prompts import (
     AXES,
     HYBRID,
+    NUM_TOKENS,
     Forward,
     Image,
     ImagePrompt,
@@ -29,6 +35,7 @@ from tests.scheduler_proc.image_prompts import (
     tokens_of,
 )
 
+MTP_NORMS = ("mtp.norm.weight", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight")
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 
 
@@ -83,7 +90,11 @@ class Built(NamedTuple):
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    path, kind = tmp_path_factory.mktemp("model"), FAMILIES[request.param]
+    return make_built(tmp_path_factory.mktemp("model"), request.param)
+
+
+def make_built(path: Path, family: str) -> Built:
+    kind = FAMILIES[family]
     model = build(path, kind.make())
     prompts = [ImagePrompt(*parts, has_axes=kind.has_axes, is_two_way=kind.is_two_way) for parts in PARTS]
     expected = [expect(model, prompt, kind.forward) for prompt in prompts]
@@ -131,3 +142,30 @@ def test_a_prompt_continues_from_a_cached_prefix_of_any_length(built: Built) -> 
             assert not any(span.start < cached < span.end for span in prompt.spans)
         elif built.model.config.model_type != "qwen3_5":  # recurrent states are kept after fewer tokens
             assert cached == position // 4 * 4
+
+
+def test_a_head_of_multi_token_prediction_has_the_positions_of_the_tokens_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head's weights are those of a layer: its drafts are wrong, but change no token."""
+    built = make_built(tmp_path, "qwen3_5")
+    weights, size = load_file(tmp_path / "model.safetensors"), 64
+    layer = "model.language_model.layers.1."
+    own = {name.replace(layer, "mtp.layers.0."): value for name, value in weights.items() if name.startswith(layer)}
+    own |= {name: torch.ones(size) for name in MTP_NORMS} | {"mtp.fc.weight": torch.ones(size, 2 * size) / size}
+    save_file(weights | {name: value.clone() for name, value in own.items()}, tmp_path / "model.safetensors")
+    engine = OfflineEngine(make_config(tmp_path, speculative="mtp"))
+    batches: list[Batch] = []
+    assert engine._runner.draft_runner is not None
+    passes = engine._runner.draft_runner.forward_passes
+    prepare = passes.prepare
+    monkeypatch.setattr(passes, "prepare", lambda batch, columns: (batches.append(batch), prepare(batch, columns))[1])
+    prompt = built.prompts[LONGEST]
+    assert built.serve(engine, [prompt]) == [built.expected[LONGEST]]
+    axes = axes_of(prompt.spans, len(prompt.ids) + NUM_TOKENS)
+    assert any(batch.line_positions for batch in batches)
+    assert any(not batch.line_positions for batch in batches)
+    for batch in batches:
+        columns = [batch.rope_positions, batch.line_positions, batch.column_positions]
+        found = zip(*(unpack_int32(column or batch.rope_positions) for column in columns), strict=True)
+        assert list(found) == [axes[index] for index in unpack_int32(batch.positions)]

@@ -38,7 +38,7 @@ class SpanColumns(Resource):
 def position_columns(rows: StepRows, chunks: Sequence[Chunk], distance: int = 0) -> Mapping[str, bytes]:
     """Returns the columns of `Batch` with positions of rotation, of the tokens `distance` before those of the step.
 
-    Those of lines and columns are only there if they differ from others.
+    The positions in lines and columns are only there if they differ from those in time.
     """
     reqs = (*rows.reqs, *(chunk.req for chunk in chunks))
     if not any(span.num_lines for req in reqs for span in req.pending.spans):

@@ -68,8 +68,8 @@ def test_soft_cap_and_sinks(dtype: torch.dtype, options: str, device: str) -> No
 
 
 SPANS = {0: [(60, 130), (131, 140), (140, 210)], 1: [(0, 40)], 3: [(100, 105)]}
-"""Of rows with 150, 40, 3 and 5 new tokens after 61, 0, 129 and 100: over blocks and tiles, side by side, at both ends,
-and behind a part that is in the cache."""
+"""Spans of rows with 150, 40, 3 and 5 new tokens after 61, 0, 129 and 100: over blocks and tiles, side by side, at both
+ends, and behind a part that is in the cache."""
 
 SPAN_OPTIONS: dict[str, dict[str, Any]] = {
     "": {},

@@ -6,7 +6,7 @@ from scheduler_proc.computing.model.families import llama, qwen3_next
 from scheduler_proc.computing.model.families.rope import with_axes
 
 SECTIONS = 11, 11, 10
-"""Of positions with three axes, by default."""
+"""The sections of positions with three axes, by default."""
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
