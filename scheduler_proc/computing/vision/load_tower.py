@@ -6,13 +6,15 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+import torch
+
 from messages.config.images import VisionFacts
 from messages.config.server import Config
 from messages.errors import BootError
 from runtime.gguf.conversion import HfTensor
 from runtime.gguf.gguf_file import GgufFile, read_gguf
+from runtime.machine import CPU_INFO, TILES_FLAG, computes_bfloat16
 from runtime.model_files import refused_errors
-from scheduler_proc.computing.backends.cpu.cores import auto_dtype
 from scheduler_proc.computing.backends.registry import find_backend
 from scheduler_proc.computing.hf_config import HfConfig, read_hf_config
 from scheduler_proc.computing.loading.checkpoint import Checkpoint
@@ -68,10 +70,11 @@ def _check_width(description: TowerDescription, facts: VisionFacts) -> None:
 def _own_placement(config: Config, placement: Placement) -> Placement:
     """Returns where the tower is: with `--dtype auto` on a CPU in the dtype that it multiplies fastest.
 
-    The model may have another (`CpuBackend.find_placement`), which is then that of the rows.
+    A tower computes many patches with each weight, a model few tokens: the model's dtype may be another.
     """
     if config.model.dtype == "auto" and placement.device.type == "cpu":
-        return replace(placement, dtype=auto_dtype())
+        has_tiles = computes_bfloat16(CPU_INFO, by=frozenset({TILES_FLAG}))
+        return replace(placement, dtype=torch.bfloat16 if has_tiles else torch.float32)
     return placement
 
 

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from kernels.cpu.huge_memory import HUGE_PAGE
 from runtime.images.layout import Layout
 from scheduler_proc.computing.model.blocks.context import BlockContext
+from scheduler_proc.computing.model.workspace import room_sizes
 from scheduler_proc.computing.parallel import ALONE
 from scheduler_proc.computing.step.rows import StepRows
 from scheduler_proc.computing.vision.description import TowerDescription
@@ -30,7 +32,13 @@ class ViewTower:
     def __init__(self, parts: TowerParts):
         tower, weights, *_ = parts
         self.row_width, self._patch_size, self._dtype = tower.row_width, tower.patch_size, parts.dtype
-        self._weight_bytes = sum(weight.stored.nbytes for weight in weights.values())
+        rooms = room_sizes(tower.layers, tower.hidden_size)
+        self._fixed_bytes = sum(weight.stored.nbytes for weight in weights.values()) + len(rooms) * HUGE_PAGE
+        num_kept, itemsize = len(tower.kept_after), weights["layers.0.attention_norm.weight"].stored.dtype.itemsize
+        of_layers = sum(rooms.values()) + (3 + 2 * num_kept) * tower.hidden_size
+        self._patch_bytes = tower.patch_values * (2 * 4 + 2 * itemsize) + of_layers * itemsize
+        """The most that a patch takes: its pixels, in float32 and normalized; room for layers; embeddings before and
+        after positions and a norm; hidden states that are kept, and what projectors read."""
         self._vit = Vit(tower, weights, self._context(tower))
         self._projectors = [Projector(projector, weights) for projector in tower.projectors]
         self._num_layers = len(tower.layers)
@@ -40,7 +48,7 @@ class ViewTower:
     def num_bytes(self, max_patches: int) -> int:
         """Returns the memory of the weights and of encoding an image whose largest view has this many patches."""
         num_patches = max(max_patches, PATCHES_AT_ONCE)
-        return self._weight_bytes + self._vit.room_bytes(num_patches)
+        return self._fixed_bytes + num_patches * self._patch_bytes
 
     @torch.inference_mode()
     def encode(self, views: Sequence[Tensor], layout: Layout) -> Tensor:
@@ -91,7 +99,7 @@ class ViewTower:
         """Returns the normalized pixels of each patch, channel by channel, [T, P]."""
         height, width = self._grid(view)
         size = self._patch_size
-        pixels = (view.to(self._vit.device).float() * (1 / 255) - self._mean) / self._std
+        pixels = view.to(self._vit.device).float().mul_(1 / 255).sub_(self._mean).div_(self._std)
         patches = pixels.view(height, size, width, size, 3).permute(0, 2, 4, 1, 3)
         return patches.reshape(height * width, -1).to(self._vit.dtype)
 
