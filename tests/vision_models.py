@@ -5,17 +5,15 @@ They are saved by transformers' own classes, with the processor's files, a byte-
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+from tests import axial_vision_models
 from tests.tiny_llama import write_tokenizer
-
-NUM_TEXT_TOKENS = 256
-"""A token for each byte; the family's special tokens follow."""
+from tests.vision_sample import CLIP, HALF, IMAGENET, NUM_TEXT_TOKENS, STEPS, Sample, Sizes, text_config, vision_config
 
 SIZES = {
     "hidden": 64,
@@ -27,25 +25,6 @@ SIZES = {
     "merge": 2,
 }
 """The default of each size; `hidden` and `layers` are the decoder's, `merge` is the side of what becomes one token."""
-
-Sizes = Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What a family publishes. `make_config` gets the sizes and the ids of `tokens`, which are special tokens.
-
-    `processor` are the fields of preprocessor_config.json, from the sizes.
-    """
-
-    architecture: str
-    make_config: Callable[[Sizes, Mapping[str, int]], Any]
-    processor: Callable[[Sizes], dict[str, Any]]
-    tokens: tuple[str, ...]
-    chat_template: str
-    processor_class: str
-    processor_fields: Callable[[Sizes], dict[str, Any]] = lambda _: {}
-    """The fields of processor_config.json."""
 
 
 def make_vision_model(family: str, directory: Path, seed: int = 5, **sizes: int) -> Path:
@@ -68,10 +47,15 @@ def make_vision_model(family: str, directory: Path, seed: int = 5, **sizes: int)
 
 
 def _randomize(model: torch.nn.Module) -> None:
-    """Sets all parameters to random values large enough that each matters."""
+    """Sets all parameters, and Gemma 4's limits and scales, to random values large enough that each matters."""
     with torch.no_grad():
         for name, value in model.named_parameters():
             value.normal_(float("norm" in name and name.endswith("weight")), 0.2 if value.dim() == 1 else 0.15)
+        for name, value in model.named_buffers():
+            if name.endswith(("put_min", "put_max")):
+                value.uniform_(0.5, 2.5).mul_(-1 if name.endswith("min") else 1)
+            elif name.endswith(("std_bias", "std_scale")):
+                value.normal_(float(name.endswith("scale")), 0.2)
 
 
 def _write_tokenizer(directory: Path, sample: Sample, ids: Mapping[str, int]) -> None:
@@ -97,48 +81,10 @@ def _write(path: Path, fields: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(fields, indent=2), encoding="utf-8")
 
 
-def _text_config(sizes: Sizes, ids: Mapping[str, int]) -> dict[str, Any]:
-    """Returns the fields that decoders of all families have."""
-    return {
-        "vocab_size": NUM_TEXT_TOKENS + len(ids),
-        "hidden_size": sizes["hidden"],
-        "intermediate_size": 2 * sizes["hidden"],
-        "num_hidden_layers": sizes["layers"],
-        "num_attention_heads": sizes["hidden"] // 16,
-        "num_key_value_heads": sizes["hidden"] // 32,
-        "head_dim": 16,
-        "max_position_embeddings": 4096,
-        "bos_token_id": None,
-        "eos_token_id": NUM_TEXT_TOKENS,
-        "pad_token_id": NUM_TEXT_TOKENS,
-    }
-
-
-def _vision_config(sizes: Sizes) -> dict[str, Any]:
-    """Returns the fields that towers of most families have."""
-    return {
-        "hidden_size": sizes["vision_hidden"],
-        "intermediate_size": 2 * sizes["vision_hidden"] + 32,
-        "num_hidden_layers": sizes["vision_layers"],
-        "num_attention_heads": sizes["vision_hidden"] // 16,
-        "image_size": sizes["image_size"],
-        "patch_size": sizes["patch_size"],
-    }
-
-
-HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
-IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
-CLIP = {
-    "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_std": [0.26862954, 0.26130258, 0.27577711],
-}
-STEPS = {"do_convert_rgb": True, "do_resize": True, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
-
-
 def _idefics3_config(sizes: Sizes, ids: Mapping[str, int]) -> Any:
     return transformers.Idefics3Config(
-        vision_config=_vision_config(sizes),
-        text_config={"model_type": "llama", "tie_word_embeddings": True, **_text_config(sizes, ids)},
+        vision_config=vision_config(sizes),
+        text_config={"model_type": "llama", "tie_word_embeddings": True, **text_config(sizes, ids)},
         scale_factor=sizes["merge"],
         image_token_id=ids["<image>"],
         tie_word_embeddings=True,
@@ -165,8 +111,8 @@ def _num_merged(sizes: Sizes) -> int:
 
 def _gemma3_config(sizes: Sizes, ids: Mapping[str, int]) -> Any:
     return transformers.Gemma3Config(
-        vision_config={"model_type": "siglip_vision_model", "vision_use_head": False, **_vision_config(sizes)},
-        text_config={"sliding_window": 16, "query_pre_attn_scalar": 16, **_text_config(sizes, ids)},
+        vision_config={"model_type": "siglip_vision_model", "vision_use_head": False, **vision_config(sizes)},
+        text_config={"sliding_window": 16, "query_pre_attn_scalar": 16, **text_config(sizes, ids)},
         mm_tokens_per_image=_num_merged(sizes),
         image_token_id=ids["<image_soft_token>"],
         boi_token_index=ids["<start_of_image>"],
@@ -188,8 +134,8 @@ def _internvl_config(sizes: Sizes, ids: Mapping[str, int]) -> Any:
     side, patch = sizes["image_size"], sizes["patch_size"]
     vision = {"image_size": [side, side], "patch_size": [patch, patch], "attention_bias": True, "hidden_act": "gelu"}
     return transformers.InternVLConfig(
-        vision_config={**_vision_config(sizes), **vision, "layer_scale_init_value": 0.5},
-        text_config={"model_type": "qwen2", **_text_config(sizes, ids)},
+        vision_config={**vision_config(sizes), **vision, "layer_scale_init_value": 0.5},
+        text_config={"model_type": "qwen2", **text_config(sizes, ids)},
         image_token_id=ids["<IMG_CONTEXT>"],
         image_seq_length=_num_merged(sizes),
         downsample_ratio=1 / sizes["merge"],
@@ -198,8 +144,8 @@ def _internvl_config(sizes: Sizes, ids: Mapping[str, int]) -> Any:
 
 def _llava_config(sizes: Sizes, ids: Mapping[str, int]) -> Any:
     return transformers.LlavaConfig(
-        vision_config={"model_type": "clip_vision_model", "hidden_act": "quick_gelu", **_vision_config(sizes)},
-        text_config={"model_type": "llama", **_text_config(sizes, ids)},
+        vision_config={"model_type": "clip_vision_model", "hidden_act": "quick_gelu", **vision_config(sizes)},
+        text_config={"model_type": "llama", **text_config(sizes, ids)},
         image_token_index=ids["<image>"],
         image_seq_length=(sizes["image_size"] // sizes["patch_size"]) ** 2,
         vision_feature_layer=-2,
@@ -214,8 +160,8 @@ def _pinpoints(sizes: Sizes) -> list[list[int]]:
 
 def _llava_onevision_config(sizes: Sizes, ids: Mapping[str, int]) -> Any:
     return transformers.LlavaOnevisionConfig(
-        vision_config={"model_type": "siglip_vision_model", "vision_use_head": False, **_vision_config(sizes)},
-        text_config={"model_type": "qwen2", **_text_config(sizes, ids)},
+        vision_config={"model_type": "siglip_vision_model", "vision_use_head": False, **vision_config(sizes)},
+        text_config={"model_type": "qwen2", **text_config(sizes, ids)},
         image_token_index=ids["<image>"],
         video_token_index=ids["<video>"],
         image_grid_pinpoints=_pinpoints(sizes),
@@ -228,8 +174,8 @@ def _llava_onevision_config(sizes: Sizes, ids: Mapping[str, int]) -> Any:
 def _llava_next_config(sizes: Sizes, ids: Mapping[str, int]) -> Any:
     """Granite Vision's: several layers of SigLIP."""
     return transformers.LlavaNextConfig(
-        vision_config={"model_type": "siglip_vision_model", "vision_use_head": False, **_vision_config(sizes)},
-        text_config={"model_type": "granite", **_text_config(sizes, ids)},
+        vision_config={"model_type": "siglip_vision_model", "vision_use_head": False, **vision_config(sizes)},
+        text_config={"model_type": "granite", **text_config(sizes, ids)},
         image_token_index=ids["<image>"],
         image_grid_pinpoints=_pinpoints(sizes),
         vision_feature_layer=[-2, -1],
@@ -250,11 +196,11 @@ def _lfm2_vl_config(sizes: Sizes, ids: Mapping[str, int]) -> Any:
             "model_type": "siglip2_vision_model",
             "vision_use_head": False,
             "num_patches": side**2,
-            **_vision_config(sizes),
+            **vision_config(sizes),
         },
         text_config={
             "model_type": "lfm2",
-            **_text_config(sizes, ids),
+            **text_config(sizes, ids),
             "layer_types": layers[: sizes["layers"]],
             "block_auto_adjust_ff_dim": False,
         },
@@ -298,6 +244,7 @@ def _llava_fields(sizes: Sizes, strategy: str, **others: Any) -> dict[str, Any]:
 
 
 SAMPLES = {
+    **axial_vision_models.SAMPLES,
     "idefics3": Sample(
         architecture="Idefics3ForConditionalGeneration",
         make_config=_idefics3_config,

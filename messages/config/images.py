@@ -5,6 +5,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+HOST = r"([\w.-]+|\[[\da-fA-F:.]+\])(?::(\d{1,5}))?"
+"""The pattern of a host in `image_urls`, and its port."""
+
 
 class ImageConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Images"""
@@ -18,7 +21,13 @@ class ImageConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = ""
     max_images: Annotated[int, Meta(ge=0, le=256, description="maximum number of images per request")] = 16
-    max_image_mb: Annotated[float, Meta(gt=0, description="maximum size of an image file in MiB")] = 20.0
+    max_image_mb: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="maximum size of an image file in MiB; the images of all open requests may have 16 times this",
+        ),
+    ] = 20.0
     max_image_pixels: Annotated[
         int, Meta(ge=1, description="maximum number of pixels of an image, in millions", extra={"metavar": "MP"})
     ] = 50
@@ -33,8 +42,10 @@ class ImageConfig(msgspec.Struct, frozen=True, kw_only=True):
     image_urls: Annotated[
         str,
         Meta(
-            description="hosts from which images are fetched: none (only data: URLs), public (any public address), or "
-            "a comma-separated list of host names"
+            description="hosts from which images are fetched: none (only data: URLs), public (any public address, "
+            "ports 80 and 443), or a comma-separated list of host names, each with :PORT if it has another port; a "
+            "private address must be listed as an address",
+            extra={"metavar": "HOSTS"},
         ),
     ] = "none"
     image_cache_mb: Annotated[

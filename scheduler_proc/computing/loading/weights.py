@@ -221,7 +221,7 @@ def _stored_shape(tensor: StoredTensor, stored: StoredSource) -> tuple[int, ...]
     num_groups, *shape = stack.shape
     if not isinstance(tensor, Tensor) or tensor.dim() == len(shape):
         return num_groups * shape[0], *shape[1:]
-    return num_groups, *(reversed(shape) if stack.is_transposed else shape)
+    return num_groups, *(reversed(shape) if stack.is_transposed_in(tensor.shape) else shape)
 
 
 def parts_of(name: str, tensor: StoredTensor, stored: StoredSource) -> list[Rows]:
@@ -233,12 +233,13 @@ def parts_of(name: str, tensor: StoredTensor, stored: StoredSource) -> list[Rows
     num_parts, found = len(stored.parts) // num_groups, list[Rows]()
     if isinstance(tensor, Tensor) and tensor.dim() < len(stack.shape):
         tensor = tensor.unflatten(0, (num_groups, -1))
+    is_transposed = stack.is_transposed_in(tensor.shape)
     for part in stored.parts:
         group, number = divmod(part, num_parts)
         begin = stack.first_row + number * stack.step * source.num_rows
         end = begin + stack.step * source.num_rows
         if isinstance(tensor, Tensor):
-            rows = tensor[group].T if stack.is_transposed else tensor[group]
+            rows = tensor[group].T if is_transposed else tensor[group]
             found.append(rows[begin : end : stack.step])
         else:
             first = group * num_rows
@@ -252,10 +253,10 @@ def _change(name: str, tensor: StoredTensor, source: Source) -> Rows:
     if isinstance(rows, TransposedBlockRows):
         raise BootError(f"{name}: its blocks are of columns, and cannot be read as rows")
     match source.change:
-        case InterleavedHeads(num_heads, num_rotated):
+        case InterleavedHeads():
             if isinstance(rows, BlockRows):
-                return replace(rows, blocks=with_whole_heads(rows.blocks, num_heads, num_rotated))
-            return with_whole_heads(rows, num_heads, num_rotated)
+                return replace(rows, blocks=_with_whole_heads(rows.blocks, source.change))
+            return _with_whole_heads(rows, source.change)
         case tuple(factors):
             return _multiply(name, rows, factors)
         case "reshaped" if isinstance(rows, Tensor):
@@ -264,6 +265,11 @@ def _change(name: str, tensor: StoredTensor, source: Source) -> Rows:
             return rows.unflatten(1, (-1, 3)).transpose(1, 2).flatten(1)
         case _:
             return rows
+
+
+def _with_whole_heads(rows: Tensor, heads: InterleavedHeads) -> Tensor:
+    units = rows.unflatten(0, (-1, heads.unit))
+    return with_whole_heads(units, heads.num_heads, heads.num_rotated // heads.unit).flatten(0, 1)
 
 
 def _multiply(name: str, rows: Rows, factors: Sequence[tuple[float, int]]) -> Tensor:
@@ -373,7 +379,7 @@ def _find_tensors(source: Source, prefix: str, present: Collection[str]) -> list
 
 
 def _log_unexpected(names: set[str], family: TensorNames) -> None:
-    unexpected = sorted(name for name in names if not family.ignored.fullmatch(name))
+    unexpected = sorted(name for name in names if not family.ignores(name))
     if unexpected:
         log.warning("the checkpoint holds %d tensors not used: %s", len(unexpected), _shorten(unexpected))
 

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from scheduler_proc.computing.model.attention_description import EncoderAttentionDescription
 from scheduler_proc.computing.model.blocks.layer import layer_parameters
 from scheduler_proc.computing.model.blocks.norm import norm_parameters
 from scheduler_proc.computing.model.description import LayerDescription, NormDescription
-from scheduler_proc.computing.model.parameters import Parameter, linear_parameters
+from scheduler_proc.computing.model.parameters import Parameter, Role, linear_parameters
 
 NUM_CHANNELS = 3
 PATCHES, POSITIONS, CLASS_TOKEN, PRE_NORM, POST_NORM = "patches", "positions", "class_token", "pre_norm", "post_norm"
@@ -39,10 +40,10 @@ class ProjectorDescription:
 class TowerDescription:
     """A vision transformer and its projectors.
 
-    `num_positions`: rows of the table of learned positions, 0 if there is none; a class token has the first one.
-    `kept_after`: after how many layers hidden states are read, in ascending order; later layers are not described.
-    `post_norm` is applied to those of the last layer. `row_width`: the numbers of a row of an encoding. `others`:
-    further parameters of the family.
+    `num_frames`: of the film that a patch is part of; an image is all of its frames. `num_positions`: rows of the
+    table of learned positions, 0 if there is none; a class token has the first one. `kept_after`: after how many layers
+    hidden states are read, in ascending order; later layers are not described. `post_norm` is applied to those of the
+    last layer. `row_width`: the numbers of a row of an encoding. `others`: further parameters of the family.
     """
 
     hidden_size: int
@@ -51,21 +52,31 @@ class TowerDescription:
     kept_after: tuple[int, ...]
     projectors: tuple[ProjectorDescription, ...]
     row_width: int
+    num_frames: int = 1
     num_positions: int = 0
     has_class_token: bool = False
     has_patch_bias: bool = True
+    patch_role: Role = "router"
+    """`positions` keeps the patches' weight as plain numbers."""
     pre_norm: NormDescription | None = None
     post_norm: NormDescription | None = None
     others: tuple[Parameter, ...] = ()
 
     @property
+    def head_dim(self) -> int:
+        """The values of a head, the same in all layers."""
+        attention = self.layers[0].find(EncoderAttentionDescription)
+        assert attention is not None
+        return attention.head_dim
+
+    @property
     def patch_values(self) -> int:
-        return NUM_CHANNELS * self.patch_size**2
+        return NUM_CHANNELS * self.num_frames * self.patch_size**2
 
     @property
     def parameters(self) -> list[Parameter]:
         size = self.hidden_size
-        found = [Parameter(f"{PATCHES}.weight", (size, self.patch_values), "router")]
+        found = [Parameter(f"{PATCHES}.weight", (size, self.patch_values), self.patch_role)]
         found += [Parameter(f"{PATCHES}.bias", (size,), "bias")] if self.has_patch_bias else []
         found += [Parameter(POSITIONS, (self.num_positions, size), "positions")] if self.num_positions else []
         found += [Parameter(CLASS_TOKEN, (1, size), "positions")] if self.has_class_token else []

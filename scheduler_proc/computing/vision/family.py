@@ -9,12 +9,12 @@ import torch
 
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.blocks.weights import Weights
-from scheduler_proc.computing.model.families.family import Change, Source, TensorNames
+from scheduler_proc.computing.model.families.family import Change, InterleavedHeads, Source, TensorNames
 from scheduler_proc.computing.model.parameters import Parameter
 from scheduler_proc.computing.vision.description import PATCHES, TowerDescription
 from scheduler_proc.computing.vision.tower import Tower
 
-LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+PLACE = re.compile(r"(layers|deepstack)\.(\d+)\.(?:(\d+)\.)?(.+)")
 NOT_USED = re.compile(
     r"(?!(model\.)?(vis|connector|multi_modal|mlp1|v\.|mm\.)).*|(model\.)?vision_tower\.(vision_model\.)?head\..*"
 )
@@ -25,13 +25,21 @@ class Exact(NamedTuple):
     """The whole name of a tensor, and how it differs from our parameter (`Source.change`)."""
 
     name: str
-    change: Change | None = None
+    change: Change = None
 
 
-Names = dict[str, str | Sequence[str] | Exact]
+class Rotated(NamedTuple):
+    """The name of heads in which neighbouring rows, or quarters, are rotated together, where we rotate halves."""
+
+    name: str
+    is_in_quarters: bool = False
+
+
+Names = dict[str, str | Sequence[str | Rotated] | Exact]
 """The names of tensors by those of our parameters, both without `.weight` and `.bias` unless they are exact. Names in
-layers follow that of `layers`, in which `{}` is the number of the layer. Several are parts of ours of
-equal size, one after another."""
+layers follow that of `layers`, in which `{}` is the number of the layer; those of projectors of earlier layers that of
+`deepstack`, with the number of the layer and that of the projector. Several are parts of ours of equal size, one after
+another."""
 
 
 class TowerParts(NamedTuple):
@@ -69,15 +77,16 @@ def tensor_names(names: Names) -> TensorNames:
     """Returns the naming as loading needs it."""
 
     def list_sources(tower: TowerDescription) -> list[Source]:
-        return [source for parameter in tower.parameters for source in _sources_of(parameter, names)]
+        return [source for parameter in tower.parameters for source in _sources_of(tower, parameter, names)]
 
     return TensorNames(list_sources=list_sources, prefix="", ignored=NOT_USED)
 
 
-def _sources_of(parameter: Parameter, names: Names) -> list[Source]:
+def _sources_of(tower: TowerDescription, parameter: Parameter, names: Names) -> list[Source]:
     place, name = "", parameter.name
-    if match := LAYER.fullmatch(name):
-        place, name = str(names["layers"]).format(match[1]), match[2]
+    if match := PLACE.fullmatch(name):
+        place = str(names[match[1]]).format(match[2], match[3])
+        name = match[4] if match[1] == "layers" else f"{match[1]}.{match[4]}"
     base, _, suffix = name.rpartition(".")
     if suffix not in ("weight", "bias"):
         base, suffix = name, ""
@@ -86,8 +95,12 @@ def _sources_of(parameter: Parameter, names: Names) -> list[Source]:
         return [Source(f"{place}{theirs.name}", parameter.shape, parameter.name, change=theirs.change)]
     parts = (theirs,) if isinstance(theirs, str) else theirs
     shape = (num_rows // len(parts), *columns)
-    change = "reshaped" if base == PATCHES and columns else None
-    return [
-        Source(f"{place}{part}.{suffix}", shape, parameter.name, number * shape[0], change=change)
-        for number, part in enumerate(parts)
-    ]
+    found: list[Source] = []
+    for number, part in enumerate(parts):
+        change: Change = "reshaped" if base == PATCHES and columns else None
+        if isinstance(part, Rotated):
+            head_dim = tower.head_dim
+            change = InterleavedHeads(shape[0] // head_dim, head_dim, head_dim // 4 if part.is_in_quarters else 1)
+            part = part.name
+        found.append(Source(f"{place}{part}.{suffix}", shape, parameter.name, number * shape[0], change=change))
+    return found

@@ -4,7 +4,9 @@ import json
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from math import isqrt
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -13,6 +15,8 @@ from messages.config.server import Config
 from messages.errors import BootError
 from runtime.gguf.conversion import HfTensor
 from runtime.gguf.gguf_file import GgufFile, read_gguf
+from runtime.images.layout import Budget
+from runtime.images.registry import read_rule
 from runtime.machine import CPU_INFO, TILES_FLAG, computes_bfloat16
 from runtime.model_files import refused_errors
 from scheduler_proc.computing.backends.registry import find_backend
@@ -20,13 +24,16 @@ from scheduler_proc.computing.hf_config import HfConfig, read_hf_config
 from scheduler_proc.computing.loading.checkpoint import Checkpoint
 from scheduler_proc.computing.loading.open_weights import open_weights
 from scheduler_proc.computing.loading.sources.gguf_part import GgufPart
-from scheduler_proc.computing.loading.weights import load_weights, make_dummy_weights
+from scheduler_proc.computing.loading.weights import find_segments, load_weights, make_dummy_weights, max_bytes
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.vision.description import TowerDescription, TowerShard
 from scheduler_proc.computing.vision.family import Names, TowerFamily, TowerParts, tensor_names
 from scheduler_proc.computing.vision.mmproj import names_in_file, read_config
 from scheduler_proc.computing.vision.tower import Tower
+from scheduler_proc.computing.vision.view_tower import activation_bytes
+
+MIB, MILLION = 1 << 20, 1_000_000
 
 
 def load_tower(config: Config, phase: Report) -> Tower:
@@ -37,25 +44,86 @@ def load_tower(config: Config, phase: Report) -> Tower:
     """
     facts = config.facts.vision
     assert facts is not None, "the model has a tower"
-    family: TowerFamily = import_module(f"{__package__}.families.{facts.family}").FAMILY
     with refused_errors(facts.mmproj or config.facts.model_dir):
-        backend, model_config = find_backend(config.model), read_hf_config(Path(config.facts.model_dir))
-        backend.load_kernels(phase)
-        placement = backend.find_placement(config.model, config.cache, model_config)
-        file = read_gguf(Path(facts.mmproj)) if facts.mmproj else None
-        hf_config = model_config if file is None else HfConfig(read_config(file), facts.mmproj)
-        description = family.describe(hf_config)
-        _check_width(description, facts)
-        shard, own = TowerShard(description), _own_placement(config, placement)
-        found = _open(config, family, file)
-        if found is None:
-            weights = make_dummy_weights(shard, own, phase)
+        found = _find(config, facts)
+        find_backend(config.model).load_kernels(phase)
+        shard = TowerShard(found.description)
+        if found.files is None:
+            weights = make_dummy_weights(shard, found.placement, phase)
         else:
-            checkpoint, names = found
-            weights = load_weights(shard, tensor_names(names), checkpoint, own, phase)
+            checkpoint, names = found.files
+            weights = load_weights(shard, tensor_names(names), checkpoint, found.placement, phase)
         processor = json.loads(facts.processor)
         mean, std = (processor.get(name) or default for name, default in (("image_mean", [0.0]), ("image_std", [1.0])))
-        return family.make(TowerParts(description, weights, mean, std, placement.dtype, hf_config))
+        return found.family.make(TowerParts(found.description, weights, mean, std, found.row_dtype, found.config))
+
+
+class _Found(NamedTuple):
+    """A tower that is not loaded. `placement` is its own, `row_dtype` the model's. Without `files`, it is random."""
+
+    family: TowerFamily
+    config: HfConfig
+    description: TowerDescription
+    placement: Placement
+    row_dtype: torch.dtype
+    files: tuple[Checkpoint, Names] | None
+
+
+class ImageNeeds(NamedTuple):
+    """The bytes that images take: of the towers of all encoders, and of an engine's encodings."""
+
+    tower_bytes: int = 0
+    cache_bytes: int = 0
+
+
+NO_IMAGES = ImageNeeds()
+
+
+def measure_images(config: Config) -> ImageNeeds:
+    """Finds the bytes by the headers of the tower's files. Raises `BootError` as loading would."""
+    facts = config.facts.vision
+    if facts is None:
+        return NO_IMAGES
+    with refused_errors(facts.mmproj or config.facts.model_dir):
+        found = _find(config, facts)
+        shard, segments = TowerShard(found.description), None
+        if found.files is not None:
+            checkpoint, names = found.files
+            segments = find_segments(shard, tensor_names(names), checkpoint)
+        tower_bytes = max_bytes(shard, found.placement, segments or {})
+        tower_bytes += activation_bytes(found.description, _most_patches(config, found), found.placement.dtype)
+        return ImageNeeds(tower_bytes * config.images.encoder_workers, int(config.images.image_cache_mb * MIB))
+
+
+def _most_patches(config: Config, found: _Found) -> int:
+    """Returns the patches of the largest view, which that of a square image is about."""
+    facts, side = config.facts.vision, isqrt(config.images.max_image_pixels * MILLION)
+    assert facts is not None
+    layout = read_rule(facts).layout((side, side), Budget(max_tokens=config.images.image_max_tokens), 1)
+    width, height = layout.tile or layout.crop or layout.pad or layout.resizes[-1]
+    return width * height // found.description.patch_size**2
+
+
+def find_placement(config: Config) -> Placement:
+    """Returns where the model's tower is, and in which formats. Raises `BootError`."""
+    return _own_placement(config, _model_placement(config))
+
+
+def _model_placement(config: Config) -> Placement:
+    hf_config = read_hf_config(Path(config.facts.model_dir))
+    return find_backend(config.model).find_placement(config.model, config.cache, hf_config)
+
+
+def _find(config: Config, facts: VisionFacts) -> _Found:
+    family: TowerFamily = import_module(f"{__package__}.families.{facts.family}").FAMILY
+    file = read_gguf(Path(facts.mmproj)) if facts.mmproj else None
+    hf_config = (
+        read_hf_config(Path(config.facts.model_dir)) if file is None else HfConfig(read_config(file), facts.mmproj)
+    )
+    description, placement = family.describe(hf_config), _model_placement(config)
+    _check_width(description, facts)
+    own = _own_placement(config, placement)
+    return _Found(family, hf_config, description, own, placement.dtype, _open(config, family, file))
 
 
 def _check_width(description: TowerDescription, facts: VisionFacts) -> None:

@@ -32,14 +32,9 @@ class ViewTower:
     def __init__(self, parts: TowerParts):
         tower, weights, *_ = parts
         self.row_width, self._patch_size, self._dtype = tower.row_width, tower.patch_size, parts.dtype
-        rooms = room_sizes(tower.layers, tower.hidden_size)
-        self._fixed_bytes = sum(weight.stored.nbytes for weight in weights.values()) + len(rooms) * HUGE_PAGE
-        num_kept, itemsize = len(tower.kept_after), weights["layers.0.attention_norm.weight"].stored.dtype.itemsize
-        of_layers = sum(rooms.values()) + (3 + 2 * num_kept) * tower.hidden_size
-        self._patch_bytes = tower.patch_values * (2 * 4 + 2 * itemsize) + of_layers * itemsize
-        """The most that a patch takes: its pixels, in float32 and normalized; room for layers; embeddings before and
-        after positions and a norm; hidden states that are kept, and what projectors read."""
-        self._vit = Vit(tower, weights, self._context(tower))
+        self._weight_bytes = sum(weight.stored.nbytes for weight in weights.values())
+        self._description = tower
+        self._vit = Vit(tower, weights, self._context(parts))
         self._projectors = [Projector(projector, weights) for projector in tower.projectors]
         self._num_layers = len(tower.layers)
         device = self._vit.device
@@ -47,8 +42,7 @@ class ViewTower:
 
     def num_bytes(self, max_patches: int) -> int:
         """Returns the memory of the weights and of encoding an image whose largest view has this many patches."""
-        num_patches = max(max_patches, PATCHES_AT_ONCE)
-        return self._fixed_bytes + num_patches * self._patch_bytes
+        return self._weight_bytes + activation_bytes(self._description, max_patches, self._vit.dtype)
 
     @torch.inference_mode()
     def encode(self, views: Sequence[Tensor], layout: Layout) -> Tensor:
@@ -122,7 +116,7 @@ class ViewTower:
             raise ValueError(f"a view of {grid[0]} x {grid[1]} patches, but the tower has {len(table)} positions")
         return table
 
-    def _context(self, tower: TowerDescription) -> BlockContext:
+    def _context(self, parts: TowerParts) -> BlockContext:
         """Returns what the blocks of layers are made with: without rotary positions."""
         return BlockContext(ALONE, lambda *_: (_ for _ in ()).throw(NotImplementedError))
 
@@ -142,6 +136,16 @@ class ViewTower:
     def _arrange(self, rows: Sequence[Tensor], layout: Layout) -> Tensor:
         """Returns the rows of the whole image from those of its views."""
         return torch.cat(list(rows))
+
+
+def activation_bytes(tower: TowerDescription, max_patches: int, dtype: torch.dtype) -> int:
+    """Returns the memory of encoding an image whose largest view has this many patches."""
+    rooms = room_sizes(tower.layers, tower.hidden_size)
+    # Embeddings before and after positions and a norm; hidden states that are kept, and what projectors read.
+    num_values = sum(rooms.values()) + (3 + 2 * len(tower.kept_after)) * tower.hidden_size
+    pixel_bytes = tower.patch_values * 2 * (torch.float32.itemsize + dtype.itemsize)
+    of_patch = pixel_bytes + num_values * dtype.itemsize
+    return max(max_patches, PATCHES_AT_ONCE) * of_patch + len(rooms) * HUGE_PAGE
 
 
 def shuffle_pixels(hidden_TE: Tensor, grid: Grid, side: int) -> Tensor:

@@ -40,7 +40,7 @@ def whole_rows(lens: Tensor, positions: Tensor | None = None) -> StepRows:
     step = StepInputs(
         num_decode_rows=0,
         positions=none if positions is None else positions,
-        slots=long,
+        slots=long if positions is None else torch.zeros_like(positions, dtype=torch.int64),
         prefill_query_lens=lens,
         prefill_context_lens=torch.zeros_like(lens),
         head_tokens=long,

@@ -1,7 +1,7 @@
 """What every model family provides: its architectures, its configuration and its weight names in our terms."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -10,6 +10,11 @@ from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.parameters import Shape
 
 HEAD_NAME = "lm_head.weight"
+TOWERS = re.compile(
+    r"(model\.)?(visual|vision_(tower|model|encoder)|audio_tower|embed_(vision|audio)|multi_modal_projector|connector|"
+    r"mlp1|image_newline)(\..*)?"
+)
+"""Names of tensors of what makes rows of images and sounds."""
 
 
 @dataclass(frozen=True)
@@ -18,8 +23,8 @@ class Stack:
     their biases.
 
     It may also be one matrix, of all groups one after another. Each group has equally many parts, one after another
-    from `first_row` on, of which it has each `step`-th row. `is_transposed`: plain numbers are [groups, columns, rows];
-    blocks never are.
+    from `first_row` on, of which it has each `step`-th row. `is_transposed`: plain numbers are [groups, columns, rows],
+    unless their shape shows that they are not; blocks never are.
     """
 
     name: str
@@ -27,6 +32,10 @@ class Stack:
     first_row: int = 0
     step: int = 1
     is_transposed: bool = False
+
+    def is_transposed_in(self, shape: Sequence[int]) -> bool:
+        """True if a tensor of plain numbers with this shape is transposed."""
+        return self.is_transposed and (tuple(shape) != self.shape or self.shape[1] == self.shape[2])
 
 
 class Parts(NamedTuple):
@@ -41,17 +50,18 @@ ONE_PART = Parts(1, 0)
 
 @dataclass(frozen=True)
 class InterleavedHeads:
-    """Heads in which neighbouring rows are rotated together in the checkpoint, where we rotate halves; their rotated
-    rows are the first ones."""
+    """Heads in which neighbours of `unit` rows each are rotated together in the checkpoint, where we rotate halves;
+    their rotated rows are the first ones."""
 
     num_heads: int
     num_rotated: int
+    unit: int = 1
 
-
-Change = Literal["transposed", "reshaped", "channels_last"]
 
 RowFactors = tuple[tuple[float, int], ...]
 """Factors, and how many rows each multiplies, one after another. The rows become plain numbers."""
+
+Change = Literal["transposed", "reshaped", "channels_last"] | InterleavedHeads | RowFactors | None
 
 
 @dataclass(frozen=True)
@@ -61,9 +71,8 @@ class Source:
     `name` is that of a tensor, and `shape` its shape; `{}` in it is the number of a part, of which each is a tensor. It
     is empty if only a stack has the rows. `others` are looked for where `name` is absent: of two tied tensors a
     checkpoint may hold either, and it may have the parts in a stack. `change`: how the rows differ from ours;
-    transposed ones are [in, out] in the checkpoint where we have [out, in], reshaped ones have any shape of as many
-    values. `channels_last`: weights of an image's patches in which the three channels of a pixel lie together, where we
-    have one channel after another.
+    transposed ones are [in, out] in the checkpoint where we have [out, in], those with `channels_last` have pixel after
+    pixel where we have channel after channel, reshaped ones have any shape of as many values.
     """
 
     name: str
@@ -72,7 +81,7 @@ class Source:
     first_row: int = 0
     others: tuple[str | Stack, ...] = ()
     parts: Parts = ONE_PART
-    change: Change | InterleavedHeads | RowFactors | None = None
+    change: Change = None
 
     @property
     def num_rows(self) -> int:
@@ -120,6 +129,9 @@ class TensorNames:
     prefix: str
     ignored: re.Pattern[str]
 
+    def ignores(self, name: str) -> bool:
+        return self.ignored.fullmatch(name) is not None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Family(TensorNames):
@@ -134,6 +146,9 @@ class Family(TensorNames):
     model_types: tuple[str, ...]
     describe: Describe
     can_have_mtp: bool = False
+
+    def ignores(self, name: str) -> bool:
+        return super().ignores(name) or TOWERS.fullmatch(name) is not None
 
     def like(
         self,
