@@ -12,8 +12,9 @@ from PIL import Image
 from torch import Tensor
 from transformers.models.llava_next.modeling_llava_next import unpad_image
 
+from tests.mmproj_files import write_mmproj
 from tests.scheduler_proc.computing.vision import towers
-from tests.vision_models import make_vision_model
+from tests.vision_models import make_vision_model, randomize
 
 VIEW = 32, 32
 
@@ -46,6 +47,22 @@ def test_families_of_square_views(tmp_path: Path, family: str, num_views: int):
     views = towers.random_views(*[VIEW] * num_views)
     expected = towers.features(model_dir, pixel_values=towers.normalized(views, model_dir))
     _assert_near(family, model_dir, views, expected)
+
+
+def test_the_large_tower_of_internvl(tmp_path: Path):
+    """InternViT-6B has RMS norms, also of all queries and of all keys, and no biases of queries, keys and values."""
+    model_dir = make_vision_model("internvl", tmp_path)
+    config = transformers.AutoConfig.from_pretrained(model_dir)
+    config.vision_config.update({"norm_type": "rms_norm", "use_qk_norm": True, "attention_bias": False})
+    model = transformers.AutoModelForImageTextToText.from_config(config)
+    randomize(model)
+    model.save_pretrained(model_dir)
+    views = towers.random_views(VIEW, VIEW)
+    expected = towers.features(model_dir, pixel_values=towers.normalized(views, model_dir))
+    _assert_near("internvl", model_dir, views, expected)
+    file = write_mmproj("internvl", model_dir, tmp_path / "mmproj.gguf")
+    found = towers.load("internvl", model_dir, file).encode(views, towers.layout_of(len(expected)))
+    assert towers.distance(found, expected) < towers.NEAR
 
 
 @pytest.mark.parametrize("size", [(90, 60), (60, 90), (33, 200), (500, 470), (8, 8)])
