@@ -91,11 +91,11 @@ def measure_images(config: Config) -> ImageNeeds:
             checkpoint, names = found.files
             segments = find_segments(shard, tensor_names(names), checkpoint)
         tower_bytes = max_bytes(shard, found.placement, segments or {})
-        tower_bytes += activation_bytes(found.description, _most_patches(config, found), found.placement.dtype)
+        tower_bytes += activation_bytes(found.description, _max_patches(config, found), found.placement.dtype)
         return ImageNeeds(tower_bytes * config.images.encoder_workers, int(config.images.image_cache_mb * MIB))
 
 
-def _most_patches(config: Config, found: _Found) -> int:
+def _max_patches(config: Config, found: _Found) -> int:
     """Returns the patches of the largest view, which that of a square image is about."""
     facts, side = config.facts.vision, isqrt(config.images.max_image_pixels * MILLION)
     assert facts is not None
