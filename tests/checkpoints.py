@@ -476,7 +476,7 @@ def _save(model: "transformers.PreTrainedModel", path: Path, saved_as: SavedAs) 
 def _read_hf_config(model_dir: Path) -> tuple[dict[str, Any], int]:
     """Returns config.json, with the fields of a model of several kinds' decoder, and its context length."""
     hf_config = read_config(model_dir / "config.json")
-    hf_config = hf_config.get("text_config", {}) | hf_config
+    hf_config = hf_config.get("text_config", hf_config.get("llm_config", {})) | hf_config
     return hf_config, hf_config.get("n_positions") or hf_config["max_position_embeddings"]
 
 

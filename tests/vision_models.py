@@ -35,7 +35,7 @@ def make_vision_model(family: str, directory: Path, seed: int = 5, **sizes: int)
     ids = {token: NUM_TEXT_TOKENS + number for number, token in enumerate(sample.tokens)}
     torch.manual_seed(seed)
     model = getattr(transformers, sample.architecture)(sample.make_config(all_sizes, ids))
-    _randomize(model)
+    randomize(model)
     model.save_pretrained(directory)
     _write_tokenizer(directory, sample, ids)
     preprocessor = sample.processor(all_sizes) | {"processor_class": sample.processor_class}
@@ -46,7 +46,7 @@ def make_vision_model(family: str, directory: Path, seed: int = 5, **sizes: int)
     return directory
 
 
-def _randomize(model: torch.nn.Module) -> None:
+def randomize(model: torch.nn.Module) -> None:
     """Sets all parameters, and Gemma 4's limits and scales, to random values large enough that each matters."""
     with torch.no_grad():
         for name, value in model.named_parameters():

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from math import isqrt
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,8 +15,10 @@ from messages.config.server import Config
 from messages.errors import BootError
 from runtime.gguf.conversion import HfTensor
 from runtime.gguf.gguf_file import GgufFile, read_gguf
+from runtime.images.layout import Budget
+from runtime.images.registry import read_rule
+from runtime.machine import CPU_INFO, TILES_FLAG, computes_bfloat16
 from runtime.model_files import refused_errors
-from scheduler_proc.computing.backends.cpu.cores import auto_dtype
 from scheduler_proc.computing.backends.registry import find_backend
 from scheduler_proc.computing.hf_config import HfConfig, read_hf_config
 from scheduler_proc.computing.loading.checkpoint import Checkpoint
@@ -28,8 +31,9 @@ from scheduler_proc.computing.vision.description import TowerDescription, TowerS
 from scheduler_proc.computing.vision.family import Names, TowerFamily, TowerParts, tensor_names
 from scheduler_proc.computing.vision.mmproj import names_in_file, read_config
 from scheduler_proc.computing.vision.tower import Tower
+from scheduler_proc.computing.vision.view_tower import activation_bytes
 
-MIB = 1 << 20
+MIB, MILLION = 1 << 20, 1_000_000
 
 
 def load_tower(config: Config, phase: Report) -> Tower:
@@ -54,6 +58,17 @@ def load_tower(config: Config, phase: Report) -> Tower:
         return found.family.make(TowerParts(found.description, weights, mean, std, found.row_dtype, found.config))
 
 
+class _Found(NamedTuple):
+    """A tower that is not loaded. `placement` is its own, `row_dtype` the model's. Without `files`, it is random."""
+
+    family: TowerFamily
+    config: HfConfig
+    description: TowerDescription
+    placement: Placement
+    row_dtype: torch.dtype
+    files: tuple[Checkpoint, Names] | None
+
+
 class ImageNeeds(NamedTuple):
     """The bytes that images take: of the towers of all encoders, and of an engine's encodings."""
 
@@ -76,7 +91,17 @@ def measure_images(config: Config) -> ImageNeeds:
             checkpoint, names = found.files
             segments = find_segments(shard, tensor_names(names), checkpoint)
         tower_bytes = max_bytes(shard, found.placement, segments or {})
+        tower_bytes += activation_bytes(found.description, _max_patches(config, found), found.placement.dtype)
         return ImageNeeds(tower_bytes * config.images.encoder_workers, int(config.images.image_cache_mb * MIB))
+
+
+def _max_patches(config: Config, found: _Found) -> int:
+    """Returns the patches of the largest view, which that of a square image is about."""
+    facts, side = config.facts.vision, isqrt(config.images.max_image_pixels * MILLION)
+    assert facts is not None
+    layout = read_rule(facts).layout((side, side), Budget(max_tokens=config.images.image_max_tokens), 1)
+    width, height = layout.tile or layout.crop or layout.pad or layout.resizes[-1]
+    return width * height // found.description.patch_size**2
 
 
 def find_placement(config: Config) -> Placement:
@@ -87,17 +112,6 @@ def find_placement(config: Config) -> Placement:
 def _model_placement(config: Config) -> Placement:
     hf_config = read_hf_config(Path(config.facts.model_dir))
     return find_backend(config.model).find_placement(config.model, config.cache, hf_config)
-
-
-class _Found(NamedTuple):
-    """A tower that is not loaded. `placement` is its own, `row_dtype` the model's. Without `files`, it is random."""
-
-    family: TowerFamily
-    config: HfConfig
-    description: TowerDescription
-    placement: Placement
-    row_dtype: torch.dtype
-    files: tuple[Checkpoint, Names] | None
 
 
 def _find(config: Config, facts: VisionFacts) -> _Found:
@@ -124,10 +138,11 @@ def _check_width(description: TowerDescription, facts: VisionFacts) -> None:
 def _own_placement(config: Config, placement: Placement) -> Placement:
     """Returns where the tower is: with `--dtype auto` on a CPU in the dtype that it multiplies fastest.
 
-    The model may have another (`CpuBackend.find_placement`), which is then that of the rows.
+    A tower computes many patches with each weight, a model few tokens: the model's dtype may be another.
     """
     if config.model.dtype == "auto" and placement.device.type == "cpu":
-        return replace(placement, dtype=auto_dtype())
+        has_tiles = computes_bfloat16(CPU_INFO, by=frozenset({TILES_FLAG}))
+        return replace(placement, dtype=torch.bfloat16 if has_tiles else torch.float32)
     return placement
 
 

@@ -9,10 +9,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from kernels.cpu.huge_memory import HUGE_PAGE
 from runtime.images.layout import Layout
 from scheduler_proc.computing.model.blocks.context import BlockContext
+from scheduler_proc.computing.model.workspace import room_sizes
 from scheduler_proc.computing.parallel import ALONE
 from scheduler_proc.computing.step.rows import StepRows
+from scheduler_proc.computing.vision.description import TowerDescription
 from scheduler_proc.computing.vision.family import TowerParts
 from scheduler_proc.computing.vision.vit import Projector, Vit, whole_rows
 
@@ -30,6 +33,7 @@ class ViewTower:
         tower, weights, *_ = parts
         self.row_width, self._patch_size, self._dtype = tower.row_width, tower.patch_size, parts.dtype
         self._weight_bytes = sum(weight.stored.nbytes for weight in weights.values())
+        self._description = tower
         self._vit = Vit(tower, weights, self._context(parts))
         self._projectors = [Projector(projector, weights) for projector in tower.projectors]
         self._num_layers = len(tower.layers)
@@ -38,8 +42,7 @@ class ViewTower:
 
     def num_bytes(self, max_patches: int) -> int:
         """Returns the memory of the weights and of encoding an image whose largest view has this many patches."""
-        num_patches = max(max_patches, PATCHES_AT_ONCE)
-        return self._weight_bytes + self._vit.room_bytes(num_patches)
+        return self._weight_bytes + activation_bytes(self._description, max_patches, self._vit.dtype)
 
     @torch.inference_mode()
     def encode(self, views: Sequence[Tensor], layout: Layout) -> Tensor:
@@ -90,7 +93,7 @@ class ViewTower:
         """Returns the normalized pixels of each patch, channel by channel, [T, P]."""
         height, width = self._grid(view)
         size = self._patch_size
-        pixels = (view.to(self._vit.device).float() * (1 / 255) - self._mean) / self._std
+        pixels = view.to(self._vit.device).float().mul_(1 / 255).sub_(self._mean).div_(self._std)
         patches = pixels.view(height, size, width, size, 3).permute(0, 2, 4, 1, 3)
         return patches.reshape(height * width, -1).to(self._vit.dtype)
 
@@ -133,6 +136,16 @@ class ViewTower:
     def _arrange(self, rows: Sequence[Tensor], layout: Layout) -> Tensor:
         """Returns the rows of the whole image from those of its views."""
         return torch.cat(list(rows))
+
+
+def activation_bytes(tower: TowerDescription, max_patches: int, dtype: torch.dtype) -> int:
+    """Returns the memory of encoding an image whose largest view has this many patches."""
+    rooms = room_sizes(tower.layers, tower.hidden_size)
+    # Embeddings before and after positions and a norm; hidden states that are kept, and what projectors read.
+    num_values = sum(rooms.values()) + (3 + 2 * len(tower.kept_after)) * tower.hidden_size
+    pixel_bytes = tower.patch_values * 2 * (torch.float32.itemsize + dtype.itemsize)
+    of_patch = pixel_bytes + num_values * dtype.itemsize
+    return max(max_patches, PATCHES_AT_ONCE) * of_patch + len(rooms) * HUGE_PAGE
 
 
 def shuffle_pixels(hidden_TE: Tensor, grid: Grid, side: int) -> Tensor:

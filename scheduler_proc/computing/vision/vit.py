@@ -124,7 +124,3 @@ class Vit:
             self._room = NEW_MEMORY  # freed before its successor is allocated
             self._room = make_activations(self._room_sizes, self.dtype, num_tokens)
         return self._room.take(num_tokens)
-
-    def room_bytes(self, num_tokens: int) -> int:
-        """Returns the bytes of the room for this many patches."""
-        return num_tokens * sum(self._room_sizes.values()) * self.dtype.itemsize

@@ -12,33 +12,23 @@ from PIL import Image
 from torch import Tensor
 from transformers.models.llava_next.modeling_llava_next import unpad_image
 
+from tests.mmproj_files import write_mmproj
 from tests.scheduler_proc.computing.vision import towers
-from tests.vision_models import make_vision_model
-
-NEAR = 1e-4
-"""The distance in float32, as a part of the encodings' spread."""
+from tests.vision_models import make_vision_model, randomize
 
 VIEW = 32, 32
 
 
-def _features(model_dir: Path, **inputs: Tensor) -> Tensor:
-    """Returns the rows of one image, as transformers computes them in float32."""
-    model = transformers.AutoModelForImageTextToText.from_pretrained(model_dir, attn_implementation="eager").float()
-    with torch.no_grad():
-        found = model.model.get_image_features(**inputs).pooler_output
-    return torch.cat([each.flatten(0, -2) for each in found]) if isinstance(found, Sequence) else found.flatten(0, -2)
-
-
 def _assert_near(family: str, model_dir: Path, views: Sequence[Tensor], expected: Tensor, **layout: Any) -> None:
     found = towers.load(family, model_dir).encode(views, towers.layout_of(len(expected), **layout))
-    assert towers.distance(found, expected) < NEAR
+    assert towers.distance(found, expected) < towers.NEAR
 
 
 @pytest.mark.parametrize("num_views", [1, 5])
 def test_idefics3(tmp_path: Path, num_views: int):
     model_dir = make_vision_model("idefics3", tmp_path)
     views = towers.random_views(*[VIEW] * num_views)
-    expected = _features(model_dir, pixel_values=towers.normalized(views, model_dir)[None])
+    expected = towers.features(model_dir, pixel_values=towers.normalized(views, model_dir)[None])
     _assert_near("idefics3", model_dir, views, expected)
 
 
@@ -46,7 +36,7 @@ def test_idefics3_of_views_smaller_than_a_tile(tmp_path: Path):
     """Their positions are at the same fractions of the tower's grid."""
     model_dir = make_vision_model("idefics3", tmp_path, image_size=96)
     views = towers.random_views((48, 48))
-    expected = _features(model_dir, pixel_values=towers.normalized(views, model_dir)[None])
+    expected = towers.features(model_dir, pixel_values=towers.normalized(views, model_dir)[None])
     assert len(expected) == 9
     _assert_near("idefics3", model_dir, views, expected)
 
@@ -55,8 +45,24 @@ def test_idefics3_of_views_smaller_than_a_tile(tmp_path: Path):
 def test_families_of_square_views(tmp_path: Path, family: str, num_views: int):
     model_dir = make_vision_model(family, tmp_path, vision_layers=3)
     views = towers.random_views(*[VIEW] * num_views)
-    expected = _features(model_dir, pixel_values=towers.normalized(views, model_dir))
+    expected = towers.features(model_dir, pixel_values=towers.normalized(views, model_dir))
     _assert_near(family, model_dir, views, expected)
+
+
+def test_the_large_tower_of_internvl(tmp_path: Path):
+    """InternViT-6B has RMS norms, also of all queries and of all keys, and no biases of queries, keys and values."""
+    model_dir = make_vision_model("internvl", tmp_path)
+    config = transformers.AutoConfig.from_pretrained(model_dir)
+    config.vision_config.update({"norm_type": "rms_norm", "use_qk_norm": True, "attention_bias": False})
+    model = transformers.AutoModelForImageTextToText.from_config(config)
+    randomize(model)
+    model.save_pretrained(model_dir)
+    views = towers.random_views(VIEW, VIEW)
+    expected = towers.features(model_dir, pixel_values=towers.normalized(views, model_dir))
+    _assert_near("internvl", model_dir, views, expected)
+    file = write_mmproj("internvl", model_dir, tmp_path / "mmproj.gguf")
+    found = towers.load("internvl", model_dir, file).encode(views, towers.layout_of(len(expected)))
+    assert towers.distance(found, expected) < towers.NEAR
 
 
 @pytest.mark.parametrize("size", [(90, 60), (60, 90), (33, 200), (500, 470), (8, 8)])
@@ -68,7 +74,7 @@ def test_families_of_tiles_without_padding(tmp_path: Path, family: str, size: tu
     image = Image.fromarray(np.random.default_rng(7).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
     pixels = processor([image], return_tensors="pt")["pixel_values"]
     sizes = torch.tensor([[size[1], size[0]]])
-    expected = _features(model_dir, pixel_values=pixels, image_sizes=sizes)
+    expected = towers.features(model_dir, pixel_values=pixels, image_sizes=sizes)
     overview, *tiles = _views_of(pixels[0])
     config = transformers.AutoConfig.from_pretrained(model_dir)
     lines, columns = _tiles_of(size, config.image_grid_pinpoints)
@@ -94,7 +100,7 @@ def test_llava_onevision_without_tiles(tmp_path: Path):
     """Several images have one view each."""
     model_dir = make_vision_model("llava_onevision", tmp_path)
     views = towers.random_views(VIEW, VIEW)
-    expected = _features(
+    expected = towers.features(
         model_dir,
         pixel_values=towers.normalized(views, model_dir)[:, None],
         image_sizes=torch.tensor([[60, 90], [30, 20]]),
@@ -111,7 +117,7 @@ def test_lfm2_vl(tmp_path: Path, size: tuple[int, int]):
     height, width = size[1] // 8, size[0] // 8
     pixels = towers.normalized(views, model_dir)
     patches = pixels.view(1, 3, height, 8, width, 8).permute(0, 2, 4, 3, 5, 1).reshape(1, height * width, -1)
-    expected = _features(
+    expected = towers.features(
         model_dir,
         pixel_values=patches,
         spatial_shapes=torch.tensor([[height, width]]),

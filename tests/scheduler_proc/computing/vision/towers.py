@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -16,6 +17,9 @@ from runtime.images.layout import Layout
 from scheduler_proc.computing.vision.load_tower import load_tower
 from scheduler_proc.computing.vision.tower import Tower
 from tests.checkpoints import make_config
+
+NEAR = 1e-4
+"""The distance in float32, as a part of the encodings' spread."""
 
 
 def vision_config(family: str, model_dir: Path, mmproj: Path | str = "", **flags: Any) -> Config:
@@ -52,3 +56,11 @@ def distance(found: Tensor, expected: Tensor) -> float:
     """Returns the largest difference, as a part of the expected values' spread."""
     assert found.shape == expected.shape
     return float((found.float() - expected.float()).abs().max() / expected.float().std())
+
+
+def features(model_dir: Path, **inputs: Tensor) -> Tensor:
+    """Returns the rows of one image, as transformers computes them in float32."""
+    model = transformers.AutoModelForImageTextToText.from_pretrained(model_dir, attn_implementation="eager").float()
+    with torch.no_grad():
+        found = model.model.get_image_features(**inputs).pooler_output
+    return torch.cat([each.flatten(0, -2) for each in found]) if isinstance(found, Sequence) else found.flatten(0, -2)
