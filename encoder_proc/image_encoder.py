@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import torch
 
-from encoder_proc.work import Encode
 from messages.config.server import Config
 from messages.errors import ErrorInfo, RequestError
 from messages.ring.images import ImageInput
@@ -29,7 +28,7 @@ WARM_SIDE = 64
 BMP = struct.Struct("<2sIIIIiiHHIIiiII")
 
 
-def open_encoder(config: Config, folder: Path, report: Report) -> Encode:
+def open_encoder(config: Config, folder: Path, report: Report) -> "ImageEncoder":
     """Returns the encoder of the images in `folder`, which has encoded one. Raises `BootError`."""
     facts = config.facts.vision
     num_threads = config.model.cpu_threads or len(allowed_cpus())
@@ -55,6 +54,9 @@ class ImageEncoder:
     def __call__(self, image: ImageInput, num_images: int) -> memoryview:
         budget = Budget(image.min_pixels, image.max_pixels, image.max_tokens)
         return self._encode(image, self._folder / image.digest.hex(), budget, num_images)
+
+    def close(self) -> None:
+        self._decoder.close()
 
     def warm_up(self) -> None:
         """Encodes a small image, so that the first one of a client is as fast as the others."""

@@ -44,8 +44,6 @@ class RunDir:
         """The keys with which the head authenticates engines on other machines, if it accepts any."""
         self.join_keys = path / "join.key"
         """The keys with which those engines join; their operators copy the file."""
-        self.images = path / "images"
-        """The directory of the images of open requests: files named after the digests of their contents."""
         self.weights_file = path / "weights"
         """A link to the launcher's in-memory file for the weights that all schedulers share."""
 

@@ -18,7 +18,7 @@ from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.open_cache import open_cache
 from scheduler_proc.deciding.pages.page_journal import PageJournal
 from scheduler_proc.deciding.pages.page_tiers import SAVE_S
-from scheduler_proc.deciding.pages.span_positions import SpanPositions
+from scheduler_proc.deciding.pages.span_columns import SpanColumns
 from scheduler_proc.deciding.placed_spans import PlacedSpans
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.rows.batch_columns import BatchBuilder
@@ -62,7 +62,7 @@ def make_scheduler(
     if config.model.num_lora_slots:
         cache.add_observer(make_adapter_slots(config, runner, wake))
     cache.add_observer(PlacedSpans(runner.span_rows, page_size, encoders, budget.max_num_batched_tokens))
-    cache.add_observer(SpanPositions())
+    cache.add_observer(SpanColumns())
     journal = cache.find_observer(PageJournal)
     if journal is not None and journal.num_recovered + journal.num_dropped:
         log.info("%d pages of the KV cache are taken over, %d dropped", journal.num_recovered, journal.num_dropped)

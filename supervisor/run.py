@@ -137,7 +137,7 @@ def build_config(sections: dict[str, Any], console: Console | None = None) -> Co
     model_dir = find_model(config.model, console)
     tokenizer_dir = find_tokenizer(config.model, model_dir, console)
     facts = read_model_facts(config.model, model_dir, tokenizer_dir, model_name(config.model))
-    facts = add_vision_facts(facts, config.images, console)
+    facts = add_vision_facts(facts, config.model, config.images, console)
     facts = add_draft_facts(facts, config.model, config.scheduling, console)
     cache = config.cache
     if facts.pooling is not None and facts.pooling.is_encoder:  # it keeps nothing of a prompt

@@ -238,7 +238,8 @@ def load_server(config: Config) -> TextServer:
     files = read_chat_files(facts.tokenizer_dir, config.model.chat_template)
     if facts.vision is not None:
         rule = read_rule(facts.vision)
-        files = replace(files, image_marker=rule.marker, image_part=rule.part)
+        marker = rule.marker_in("".join(files.templates.values()))
+        files = replace(files, image_marker=marker, image_part=rule.part.replace(rule.marker, marker))
     templates = TemplateProcess(files, SHORT_CPU_S)
     encoding = load_encoding(facts.tokenizer_dir)
     mistake = templates.find_mistake()

@@ -21,15 +21,17 @@ class ImageChecks:
         self._max_pixels = max_pixels
         self._local = threading.local()
         self._decoders: list[ImageDecoder] = []
+        self._lock = threading.Lock()
         self._results: OrderedDict[bytes, Size | str] = OrderedDict()
 
     def size(self, digest: bytes, path: Path, where: str) -> Size:
         """Returns width and height of the upright image. Raises `RequestError`: 400, or 503 if it may work later."""
         result = self._results.get(digest) or self._decode(path, where)
-        self._results[digest] = result
-        self._results.move_to_end(digest)
-        while len(self._results) > MAX_REMEMBERED:
-            self._results.popitem(last=False)
+        with self._lock:
+            self._results[digest] = result
+            self._results.move_to_end(digest)
+            if len(self._results) > MAX_REMEMBERED:
+                self._results.popitem(last=False)
         if isinstance(result, str):
             raise bad_image(where, result, "invalid_image")
         return result

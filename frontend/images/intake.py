@@ -1,6 +1,7 @@
 """The way of a request's images to files in the run directory and their `ImageInput`s, with all refusals on it."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -19,18 +20,19 @@ from frontend.requests.trace import RequestTrace
 from messages.config.server import Config
 from messages.errors import RequestError
 from messages.ring.images import ImageInput
+from runtime.black_box.image_recorder import ImageRecorder
 
 NUM_THREADS = 2
 """For decoding base64 and checking images, which take turns with the event loop."""
 
 NUM_FETCHES = 8
-"""At once."""
+"""At once. Each has a thread, because the resolution of a name cannot be cancelled."""
 
 FETCH_TIMEOUT_S = 10.0
-"""For one image, with the wait for a thread and redirects."""
+"""For one image, with its redirects."""
 
 MAX_FETCHES = 64
-"""With those that wait for a thread."""
+"""With those that wait, or the images of one request if they are more."""
 
 IMAGES_OF_FULL_SIZE = 16
 """Images of the largest size that fit into the memory for images."""
@@ -53,17 +55,18 @@ class ImageIntake:
         self._max_bytes = int(config.images.max_image_mb * 2**20)
         limit_bytes = IMAGES_OF_FULL_SIZE * self._max_bytes // config.run.frontend_workers
         self.store = ImageStore(directory, owner, max(limit_bytes, self._max_bytes), on_refusal)
+        if config.run.record and config.run.record_images_mb:
+            self.store.recorder = ImageRecorder(Path(config.run.record), config.run.record_images_mb << 20)
         self.read_file: FileReader | None = None
         self._checks = ImageChecks(config.images.max_image_pixels * 10**6)
         self._urls = UrlRules(config.images.image_urls)
         self._threads = ThreadPoolExecutor(NUM_THREADS, "images")
-        self._fetch_threads = ThreadPoolExecutor(NUM_FETCHES, "image fetch")
+        self._fetches = asyncio.Semaphore(NUM_FETCHES)
         self.num_fetches = 0
 
     def close(self) -> None:
-        """Ends the children. Threads end with their work."""
-        for threads in (self._threads, self._fetch_threads):
-            threads.shutdown(wait=False, cancel_futures=True)
+        """Ends the children, and thereby what threads wait for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
         self._checks.close()
 
     async def take(self, parts: Sequence[ImagePart], trace: RequestTrace) -> tuple[ImageInput, ...]:
@@ -98,7 +101,7 @@ class ImageIntake:
         digest = await (self._fetch(part) if is_http(part.url) else self._read(part, trace.client))
         trace.images.append(digest)
         path = self.store.path(digest)
-        width, height = await self._run(self._threads, partial(self._checks.size, digest, path, part.param))
+        width, height = await self._run(self._threads.submit(self._checks.size, digest, path, part.param))
         max_tokens = [self._config.image_max_tokens, LOW_DETAIL_TOKENS if part.detail == "low" else 0]
         return ImageInput(
             digest,
@@ -122,17 +125,17 @@ class ImageIntake:
                 return self._put(data, part)
             return self._put(read_data(part.url, part.param, self._max_bytes), part)
 
-        return await self._run(self._threads, read, self._drop)
+        return await self._run(self._threads.submit(read), self._drop)
 
     async def _fetch(self, part: ImagePart) -> bytes:
         """Stores an image that a URL names, and returns its digest."""
-        if self.num_fetches >= MAX_FETCHES:
-            raise UnavailableError(f"{MAX_FETCHES} images are being fetched: try again later", "queue_full")
+        if self.num_fetches >= max(MAX_FETCHES, self._config.max_images):
+            raise UnavailableError(f"{self.num_fetches} images are being fetched: try again later", "queue_full")
         fetch = Fetch(part.url, self._urls, part.param, self._max_bytes)
         self.num_fetches += 1
         try:
-            async with asyncio.timeout(FETCH_TIMEOUT_S):
-                return await self._run(self._fetch_threads, lambda: self._put(fetch.run(), part), self._drop)
+            async with self._fetches, asyncio.timeout(FETCH_TIMEOUT_S):
+                return await self._run(run_in_thread(lambda: self._put(fetch.run(), part)), self._drop)
         except TimeoutError:
             text = f"the image could not be fetched within {FETCH_TIMEOUT_S:g} s"
             raise bad_image(part.param, text, BAD_URL) from None
@@ -140,7 +143,7 @@ class ImageIntake:
             fetch.cancel()
             self.num_fetches -= 1
 
-    def _put(self, data: bytes, part: ImagePart) -> bytes:
+    def _put(self, data: bytes | bytearray, part: ImagePart) -> bytes:
         if len(data) > self._max_bytes:
             raise too_large(part.param, len(data), self._max_bytes)
         return self.store.put(data)
@@ -148,17 +151,29 @@ class ImageIntake:
     def _drop(self, digest: bytes) -> None:
         self.store.release([digest])
 
-    async def _run(
-        self, threads: ThreadPoolExecutor, call: Callable[[], T], undo: Callable[[T], object] | None = None
-    ) -> T:
-        """Runs `call` in a thread. If the caller is cancelled, `undo` gets the result."""
-        job = threads.submit(call)
+    async def _run(self, job: "Future[T]", undo: Callable[[T], object] | None = None) -> T:
+        """Returns the result of a job in a thread. If the caller is cancelled, `undo` gets it."""
         try:
             return await asyncio.wrap_future(job)
         except asyncio.CancelledError:
             if undo is not None:
                 job.add_done_callback(partial(_undo, undo))
             raise
+
+
+def run_in_thread(call: Callable[[], T]) -> "Future[T]":
+    """Runs `call` in a thread that does not keep the process alive."""
+    job: Future[T] = Future()
+
+    def run() -> None:
+        if job.set_running_or_notify_cancel():
+            try:
+                job.set_result(call())
+            except BaseException as error:
+                job.set_exception(error)
+
+    threading.Thread(target=run, name="image fetch", daemon=True).start()
+    return job
 
 
 def _undo(undo: Callable[[T], object], job: "Future[T]") -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from frontend.errors import UnavailableError
 from messages.ring.images import IMAGE_DIGEST_BYTES
+from runtime.black_box.image_recorder import ImageRecorder
 
 TEMPORARY = ".new"
 
@@ -20,8 +21,10 @@ class ImageStore:
 
     Processes read `directory/DIGEST`. It is a hard link, as is `directory/OWNER/DIGEST` of each frontend with open
     requests that need it: a file with one link belongs to no frontend. `on_refusal` is called with the 503 for an image
-    beyond the limit.
+    beyond the limit. `recorder` gets each image that is new here.
     """
+
+    recorder: ImageRecorder | None = None
 
     def __init__(self, directory: Path, owner: int, limit_bytes: int, on_refusal: Callable[[UnavailableError], object]):
         self._directory = directory
@@ -39,7 +42,7 @@ class ImageStore:
     def path(self, digest: bytes) -> Path:
         return self._directory / digest.hex()
 
-    def put(self, data: bytes) -> bytes:
+    def put(self, data: bytes | bytearray) -> bytes:
         """Returns the digest of an image, to which the caller holds a reference. Raises `UnavailableError` if full."""
         digest = hashlib.blake2b(data, digest_size=IMAGE_DIGEST_BYTES).digest()
         with self._lock:
@@ -49,6 +52,8 @@ class ImageStore:
             self._reserve(len(data))
         try:
             new = self._write(data)
+            if self.recorder is not None:
+                self.recorder.add(digest, data)
         except OSError as error:
             with self._lock:
                 self.num_bytes -= len(data)
@@ -109,7 +114,7 @@ class ImageStore:
             raise error
         self.num_bytes += num_bytes
 
-    def _write(self, data: bytes) -> Path:
+    def _write(self, data: bytes | bytearray) -> Path:
         self._own.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = self._own / f"{next(self._numbers)}{TEMPORARY}"
         try:

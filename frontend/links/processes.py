@@ -211,9 +211,9 @@ class ProcessView:
         names = [f"{kind}_{part}" for kind in PAGE_KINDS for part in ("in_use", "all")]
         return kv_cache_usage({name: self._sum_gauge(name) for name in names})
 
-    def counted(self) -> dict[int, CounterTotals]:
-        """Returns the counts of each scheduler and its predecessors since the run began, by number."""
-        return {worker_number(status.name): status.counted for status in self._of_kind(SCHEDULER)}
+    def counted(self, kind: str = SCHEDULER) -> dict[int, CounterTotals]:
+        """Returns the counts of each process of `kind` and its predecessors since the run began, by number."""
+        return {worker_number(status.name): status.counted for status in self._of_kind(kind)}
 
     def num_restarts(self, name: str) -> int:
         return self._processes[name].num_restarts if name in self._processes else 0

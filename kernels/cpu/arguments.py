@@ -80,6 +80,7 @@ DECLARATIONS = {
         const float *biases;     /* [num_heads, 2 * bias_reach + 1], by distance; of encoder_attention, or null */
         int64_t bias_reach;
         int64_t is_float16;      /* keys and values are, and the elements float32 */
+        const int32_t *last_keys; /* [tokens], ascending in a row, for prefill: the last key of each; null: its own */
     """,
     "packed_linear fp8_linear": """
         const element *x;        /* [num_rows, inputs] */

@@ -38,6 +38,7 @@ COUNTERS = (
     "image_hits",
     "image_misses",
     "images_encoded",
+    "images_evicted",
     "tier_skipped_pages",
     "tier_dropped_pages",
     "tier_dropped_states",

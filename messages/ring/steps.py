@@ -230,6 +230,9 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     line_positions: Annotated[bytes, Column(INT32, TOKEN, is_optional=True)] = b""
     """The same in the lines of an image; for other tokens, `rope_positions`. Empty in a step without such images."""
     column_positions: Annotated[bytes, Column(INT32, TOKEN, is_optional=True)] = b""
+    last_keys: Annotated[bytes, Column(INT32, TOKEN, is_optional=True)] = b""
+    """The position of the last token that each token attends to, in layers in which those of a span see each other
+    (`PromptSpan.is_two_way`). Empty if that is itself for all."""
 
     @property
     def num_rows(self) -> int:

@@ -67,7 +67,8 @@ class WaitingRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A request in the queue, behind `num_before` others. Its tokens fill `num_pages` pages, cached ones included.
 
     Prompts before it have `num_tokens_before` tokens that are not computed, cached ones included; -1 if they have not
-    been counted. `num_clients_before` other clients take their turns before it.
+    been counted. `num_clients_before` other clients take their turns before it. `lacks`: the resource that it lacks
+    itself, if any.
     """
 
     uid: int
@@ -77,6 +78,7 @@ class WaitingRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_pages: int
     num_tokens_before: int = -1
     num_clients_before: int = 0
+    lacks: WaitsFor | None = None
 
 
 class DelayedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

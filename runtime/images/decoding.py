@@ -63,7 +63,10 @@ class ImageDecoder:
         import numpy as np
 
         answer = self._ask(ImageTask(str(path), max_pixels, layout))
-        return [np.frombuffer(pixels, np.uint8).reshape(height, width, 3) for height, width, pixels in answer.views]
+        return [
+            np.frombuffer(bytearray(pixels), np.uint8).reshape(height, width, 3)
+            for height, width, pixels in answer.views
+        ]
 
     def close(self) -> None:
         """Ends the child."""

@@ -59,6 +59,10 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     def is_two_way(self) -> bool:
         return False
 
+    def marker_in(self, template: str) -> str:
+        """Returns the marker that this chat template writes."""
+        return self.marker
+
     def limit(self, budget: Budget, num_images: int) -> Budget:
         return budget
 

@@ -16,7 +16,7 @@ MAX_ASKS = 2
 """Per encoder: one that it works on, and the next one."""
 
 MAX_DEATHS = 3
-"""So many encoders die of an image before its requests fail."""
+"""An image fails when this many encoders have died of it."""
 
 log = logging.getLogger("sluice.scheduler")
 

@@ -37,7 +37,7 @@ class PlacedSpan:
         is_all = span.placeholder == ALL_POSITIONS
         self.num_rows = span.length if is_all else token_ids[span.start : span.end].count(span.placeholder)
         self.is_encoded = has_encoders and span.kind == "image"
-        """Its rows are asked for. Those of others are there before the request."""
+        """Its rows are asked for. The rows of other spans are there before the request."""
         self.key = key_of(span.digest, self.num_rows)
 
 
@@ -85,7 +85,8 @@ class PlacedSpans(Resource):
                 num_rows[placed.key] = placed.num_rows
             elif placed.key not in self._rows:
                 if span.kind == "image":
-                    raise bad_request("image input is not supported by this engine: it has no encoder", "messages")
+                    text = "this engine has no encoder: images need an engine on the server's own machine"
+                    raise bad_request(f"image input is not supported: {text}", "messages")
                 raise bad_request(f"there are no rows for span {index}, which needs {placed.num_rows}", "prompt")
         if sum(num_rows.values()) > self._memory.num_rows:
             mib = [count * self._memory.row_bytes / MIB for count in (sum(num_rows.values()), self._memory.num_rows)]

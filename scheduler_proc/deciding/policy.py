@@ -326,15 +326,15 @@ class Policy:
         if not self._stages.waiting:
             self.notes.waits_for = None
         elif self.notes.waits_for is None:
-            left = plan.num_tokens_left > 0
-            self.notes.waits_for = "rows" if self._is_full else self._find_wait() if left else "tokens"
+            lacking = self.find_wait(self._stages.waiting.first) or "priority"
+            self.notes.waits_for = "rows" if self._is_full else lacking if plan.num_tokens_left > 0 else "tokens"
 
-    def _find_wait(self) -> WaitsFor:
-        """Returns what the first request of the queue waits for although rows and tokens are left."""
+    def find_wait(self, pending: PendingReq) -> WaitsFor | None:
+        """Returns which resource a waiting request lacks, if any."""
         for resource in self._resources:
-            if reason := resource.find_wait(self._stages.waiting.first):
+            if reason := resource.find_wait(pending):
                 return reason
-        return "priority"
+        return None
 
     @property
     def _is_full(self) -> bool:

@@ -55,7 +55,7 @@ class RowPlaces:
             taken = {place for places in self._complete.values() for place in places}
             self._free = array(INT32, [place for place in self._free if place not in taken])
         for place in self._free if memory.notes is not None else ():
-            self._note(place, NO_KEY)
+            self._mark(place, NO_KEY)
 
     @property
     def num_complete(self) -> int:
@@ -97,7 +97,7 @@ class RowPlaces:
         """Returns the number of a new ask, which alone may write to the places of this encoding from now on."""
         ask = next(self._numbers)
         for index, place in enumerate(self._writing[key]):
-            self._note(place, key, index, ask)
+            self._mark(place, key, index, ask)
         return ask
 
     def complete(self, key: bytes, checksum: int) -> bool:
@@ -106,7 +106,7 @@ class RowPlaces:
         if self._memory.checksum(places) != checksum:
             return False
         for index, place in enumerate(places):
-            self._note(place, key, index, 0, checksum)
+            self._mark(place, key, index, 0, checksum)
         self.keep(key)
         self._memory.load(places)
         return True
@@ -127,10 +127,10 @@ class RowPlaces:
 
     def _release(self, places: "array[int]") -> None:
         for place in places:
-            self._note(place, NO_KEY)
+            self._mark(place, NO_KEY)
         self._free += places
 
-    def _note(self, place: int, key: bytes, index: int = 0, ask: int = 0, checksum: int = 0) -> None:
+    def _mark(self, place: int, key: bytes, index: int = 0, ask: int = 0, checksum: int = 0) -> None:
         if self._memory.notes is not None:
             ROW_NOTE.pack_into(self._memory.notes, place * ROW_NOTE.size, key, index, ask, checksum)
 

@@ -53,10 +53,10 @@ class Engine:
         self.receiver = launcher.open_receiver(name, ToScheduler)
         self.sender = launcher.open_sender("encoder")
 
-    def ask(self, ask: int, image: ImageInput, places: tuple[int, ...], noted: int | None = None) -> None:
+    def ask(self, ask: int, image: ImageInput, places: tuple[int, ...], owner: int | None = None) -> None:
         for index, place in enumerate(places):
             key = key_of(image.encoding_digest(), len(places))
-            ROW_NOTE.pack_into(self.file.notes, place * ROW_NOTE.size, key, index, noted or ask, 0)
+            ROW_NOTE.pack_into(self.file.notes, place * ROW_NOTE.size, key, index, owner or ask, 0)
         self.sender.send(EncodeImage(ask, self.number, image, 1, pack_int32(places)))
 
     def take(self) -> Any:
@@ -110,7 +110,7 @@ def test_what_cannot_be_encoded_is_answered_with_an_error_and_stale_asks_write_n
         assert text in answer.error.message
     engine.ask(3, image_of(2), (0,))
     assert engine.take().error.status == 500, "8 bytes for a row"
-    engine.ask(4, image_of(2), (0, 1), noted=5)
+    engine.ask(4, image_of(2), (0, 1), owner=5)
     assert engine.take() == ImageEncoded(4)
     assert engine.rows((0, 1)) == [0, 0], "the places are another ask's"
 

@@ -8,10 +8,9 @@ import pytest
 
 from extras.remote.messages import JOIN_VERSION, ToJoiner, ToProxy
 from messages.control.processes import ToLauncher, ToProcess
-from messages.ring.encodings import ToEncoder
 from messages.ring.peers import ToFrontend
 from messages.ring.replies import ToDetokenizer
-from messages.ring.requests import ToScheduler, ToTokenizer
+from messages.ring.requests import ToEncoder, ToScheduler, ToTokenizer
 from messages.ring.steps import ToRank
 from messages.schema import SCHEMA_VERSION, make_version
 

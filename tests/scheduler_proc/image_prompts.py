@@ -29,6 +29,14 @@ TEXT: dict[str, Any] = {
 }
 ENCODER: dict[str, Any] = {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 14}
 ENCODER |= {"out_hidden_size": HIDDEN, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1, 2]}
+SIGLIP: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 AXES = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 20.0}
 HYBRID: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
@@ -135,6 +143,16 @@ def forward_axes(model: Model, ids: list[int], prompt: ImagePrompt) -> torch.Ten
     return model.lm_head(hidden.last_hidden_state[0, -1])
 
 
+def forward_two_way(model: Model, ids: list[int], prompt: ImagePrompt) -> torch.Tensor:
+    embedded, _, is_image_T = embed(model, ids, prompt)
+    types, text, others = is_image_T.int()[None], model.config.get_text_config(), dict[str, Any]()
+    if getattr(text, "hidden_size_per_layer_input", 0):
+        text_ids = torch.tensor([ids]).masked_fill(is_image_T, text.pad_token_id)
+        others["per_layer_inputs"] = model.model.language_model.get_per_layer_inputs(text_ids)
+    name = "mm_token_type_ids" if model.config.model_type == "gemma4" else "token_type_ids"
+    return model(inputs_embeds=embedded, use_cache=False, **{name: types}, **others).logits[0, -1]
+
+
 def build(path: Path, config: transformers.PreTrainedConfig) -> Model:
     """Writes a random checkpoint and returns its float32 model."""
     kind = transformers.AutoModelForImageTextToText
@@ -150,6 +168,21 @@ def build(path: Path, config: transformers.PreTrainedConfig) -> Model:
 def qwen(name: str, **text: Any) -> Callable[[], transformers.PreTrainedConfig]:
     kind = getattr(transformers, f"{name}Config")
     return lambda: kind(text_config={**TEXT, **text}, vision_config=ENCODER, image_token_id=IMAGE_ID)
+
+
+def gemma3() -> transformers.PreTrainedConfig:
+    text = {**TEXT, "head_dim": 24, "sliding_window": 9, "sliding_window_pattern": 2, "query_pre_attn_scalar": 24}
+    return transformers.Gemma3Config(text_config=text, vision_config=SIGLIP, mm_tokens_per_image=4)
+
+
+def gemma4(**text: Any) -> Callable[[], transformers.PreTrainedConfig]:
+    own = {"head_dim": 16, "global_head_dim": 32, "sliding_window": 9, "pad_token_id": 3, "vocab_size": VOCAB_SIZE}
+    own |= {"layer_types": ["sliding_attention", "full_attention"] * 2, "vocab_size_per_layer_input": VOCAB_SIZE}
+    encoder = {**SIGLIP, "num_key_value_heads": 2, "head_dim": 16}
+    own |= {"tie_word_embeddings": False}
+    others: dict[str, Any] = {"image_token_id": IMAGE_ID, "video_token_id": 5, "audio_token_id": 6}
+    others |= {"tie_word_embeddings": False, "vision_config": encoder}
+    return lambda: transformers.Gemma4Config(text_config={**TEXT, **own, **text}, **others)
 
 
 def serve(engine: OfflineEngine, prompts: Sequence[ImagePrompt], size: int) -> list[Output]:

@@ -98,8 +98,8 @@ class SimulatedEncoders:
         if error is not None or message.ask in self.forgotten:
             return ImageEncoded(message.ask, error=error)
         for index, place in enumerate(places):
-            key, noted, ask, _ = ROW_NOTE.unpack_from(self.rows.notes, place * ROW_NOTE.size)
-            assert (len(key), noted, ask) == (KEY_BYTES, index, message.ask), "the places are another ask's"
+            key, number, ask, _ = ROW_NOTE.unpack_from(self.rows.notes, place * ROW_NOTE.size)
+            assert (len(key), number, ask) == (KEY_BYTES, index, message.ask), "the places are another ask's"
             self.rows.values[place] = row_value(message.image.encoding_digest(), index)
         return ImageEncoded(message.ask, len(places), self.rows.checksum(places), 0.1)
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from messages.columns import pack_int32, unpack_int32
+from messages.config.server import Config, ModelFacts
 from messages.errors import RequestError
 from messages.ring.images import ImageInput
 from messages.ring.infill import Infill
@@ -33,6 +34,7 @@ from tests.vision_models import SAMPLES, make_vision_model
 from tokenizer_proc.chat import ChatTemplates
 from tokenizer_proc.encoding import load_encoding
 from tokenizer_proc.image_forms import number_images
+from tokenizer_proc.process import load_server
 from tokenizer_proc.prompts import PromptReader
 
 IMAGE = {"type": "image"}
@@ -249,6 +251,25 @@ def test_siblings_and_continuations_have_the_same_spans(smolvlm: Model):
     assert first.images == second.images
     assert first.output_ids == pack_int32([5, 6])
     assert smolvlm.read(msgspec.structs.replace(message, output_ids=b"")).spans == first.spans
+
+
+def test_internvl_has_a_template_of_its_own(tmp_path: Path):
+    directory = make_vision_model("internvl", tmp_path / "internvl")
+    expected = Model(directory).read(message_of(*CHATS[1]))
+    template = directory / "chat_template.jinja"
+    template.write_text(template.read_text().replace("<IMG_CONTEXT>", "<image>"))
+    facts = ModelFacts(
+        model_dir=str(directory),
+        tokenizer_dir=str(directory),
+        served_names=("m",),
+        vocab_size=1 << 20,
+        max_model_len=4096,
+        vision=facts_of(directory),
+    )
+    [user] = load_server(Config(facts=facts)).answer(message_of(*CHATS[1]))
+    assert isinstance(user, UserMsg)
+    assert user.input_ids == expected.input_ids
+    assert user.spans == expected.spans
 
 
 def test_no_image_may_be_cut(smolvlm: Model):

@@ -6,6 +6,7 @@ from runtime.images.layout import Budget, Layout, Size
 from runtime.images.rule import Fields, Rule, count, field, shared_fields
 
 MAX_TILES = 64
+OWN_MARKER = "<image>"
 
 
 class InternVl(Rule, frozen=True, kw_only=True):
@@ -33,6 +34,10 @@ class InternVl(Rule, frozen=True, kw_only=True):
             **shared_fields(processor, config),
         )
 
+    def marker_in(self, template: str) -> str:
+        """The templates of InternVL's own checkpoints write a shorter one."""
+        return OWN_MARKER if OWN_MARKER in template and self.marker not in template else self.marker
+
     def layout(self, size: Size, budget: Budget, num_images: int) -> Layout:
         """A smaller budget means fewer tiles."""
         max_tiles = self.max_tiles
@@ -54,7 +59,7 @@ class InternVl(Rule, frozen=True, kw_only=True):
 def nearest_grid(size: Size, tile: Size, min_tiles: int, max_tiles: int) -> tuple[int, int]:
     """Returns columns and lines of the grid whose aspect ratio is nearest to that of `size`.
 
-    Of equally near ones, a larger one is chosen as long as the image has more than half of its pixels.
+    Among equally near grids, a larger one is chosen as long as the image has more than half of its pixels.
     """
     grids = [
         (columns, lines)

@@ -87,7 +87,7 @@ class Lfm2Vl(Rule, frozen=True, kw_only=True):
         return width * height > self.max_tokens * self.cell**2 * self.tolerance
 
     def _view(self, size: Size, max_tokens: int) -> Size:
-        """Returns columns and lines, as `fit_area` does, but for sides of any ratio."""
+        """Returns columns and lines, as `fit_area` does, whatever the ratio of the sides."""
         area = size[0] * size[1]
         columns, lines = (max(1, round(side / self.cell)) for side in size)
         if columns * lines > max_tokens:

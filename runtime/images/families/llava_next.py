@@ -1,6 +1,6 @@
 """LLaVA-NeXT, Granite Vision and LLaVA-OneVision: tiles of the image on a black canvas, then the whole image.
 
-Of the tiles' tokens, those of the canvas around the image are left out, and each line of the others gets a mark.
+The tokens of the canvas around the image are left out, and each remaining line of tokens gets a mark.
 """
 
 import math

@@ -257,6 +257,7 @@ class ModelDescription:
     prediction (`model/mtp_decoder.py`); with one, the final hidden states of all tokens are kept, in pages.
 
     `deepstack_layers`: after these layers, further parts of images' rows are added to the stream (`span_rows.py`).
+    `padding_id`: the token whose further inputs of layers are those of tokens with a placed row.
     """
 
     vocab_size: int
@@ -277,6 +278,7 @@ class ModelDescription:
     num_ranks: int = 1
     mtp: LayerDescription | None = None
     deepstack_layers: tuple[int, ...] = ()
+    padding_id: int = 0
 
     def __post_init__(self) -> None:
         if not self.mixers:
@@ -305,6 +307,11 @@ class ModelDescription:
     def has_axes(self) -> bool:
         """True if positions have three axes."""
         return any(mixer.has_axes for mixer in self.mixers)
+
+    @property
+    def sees_spans(self) -> bool:
+        """True if tokens of a two-way span attend to each other in some layer."""
+        return any(getattr(mixer, "sees_spans", False) for mixer in self.mixers)
 
     @property
     def has_states(self) -> bool:

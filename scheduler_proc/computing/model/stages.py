@@ -6,6 +6,7 @@ Shape legend: T tokens of the step, E embedding size, A values of all query head
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -114,7 +115,12 @@ class EmbeddingStage:
         if self.span_rows is not None and placed_T is not None:
             self.span_rows.overwrite(residual_TE, placed_T)
         rows = StepRows(step, lora=lora)
-        inputs = None if self._layer_inputs is None else self._layer_inputs(rows, residual_TE, room)
+        inputs, own = None, rows
+        if self._layer_inputs is not None:
+            if placed_T is not None:
+                ids_T = step.token_ids.masked_fill(placed_T >= 0, self._model.padding_id)
+                own = replace(rows, step=replace(step, token_ids=ids_T))
+            inputs = self._layer_inputs(own, residual_TE, room)
         stream = begin_stream(self._model, residual_TE, rows, room, inputs)
         if placed_T is not None and self._model.deepstack_layers:
             stream.span_rows = self.span_rows

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from frontend.images.store import ImageStore
 from messages.config.http import HttpConfig
 from messages.ring.requests import TokenizeMsg
-from tests.frontend.frontend_run import FrontendRun, final, make_config, step, wait_until
+from tests.frontend.frontend_run import FrontendRun, final, make_config, step, table, wait_until
 from tests.frontend.images.pictures import PATH, TEXT, data_url, image_part, picture, user, vision_config
 
 PLACE = "messages[0].content[0]"
@@ -138,6 +139,7 @@ def test_base64_may_have_line_breaks_or_the_url_alphabet_or_no_data_url(server: 
         plain.rstrip("="),
         base64.urlsafe_b64encode(image).decode(),
         f"DATA:image/jpeg;base64,{plain}",
+        "\n".join(plain),
     ]
     for form in forms:
         with server.call({"messages": [user(image_part(form))]}, path=PATH) as call:
@@ -194,3 +196,13 @@ def test_the_memory_for_images_is_bounded_over_all_requests():
             run.send(final(message))
             assert first.json()["object"] == "chat.completion"
         wait_until(lambda: run.gauge("image_bytes") == 0)
+
+
+def test_the_files_of_a_dead_frontend_go_with_the_next_table():
+    with FrontendRun(vision_config(), is_ready=False) as run:
+        dead = ImageStore(run.launcher.run_dir.images, 7, 1000, lambda _: None)
+        dead.put(b"of a request whose client is gone")
+        assert len(stored(run)) == 1
+        run.show(table())
+        wait_until(lambda: stored(run) == [])
+        assert not (run.launcher.run_dir.images / "7").exists()

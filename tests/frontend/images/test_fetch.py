@@ -249,6 +249,19 @@ def test_a_name_is_resolved_once_and_all_its_addresses_are_checked(site: Site, m
     assert site.seen == []
 
 
+@pytest.mark.parametrize("host", HOSTS.split())
+def test_a_public_server_cannot_redirect_to_this_machine(host: str, monkeypatch: pytest.MonkeyPatch):
+    """127.0.0.2 plays the public server, on a port that plays 80."""
+    monkeypatch.setattr(addresses, "is_public", lambda address: address == "127.0.0.2" or is_public(address))
+    with Site("127.0.0.2") as public:
+        monkeypatch.setattr(addresses, "PORTS", {"http": public.port, "https": 443})
+        public.pages["/away"] = (301, {"Location": f"http://{host}/image"}, b"")
+        assert Fetch("http://127.0.0.2/image", UrlRules("public"), WHERE, MAX_BYTES).run() == IMAGE
+        message = error_of(Fetch("http://127.0.0.2/away", UrlRules("public"), WHERE, MAX_BYTES).run)
+        assert "not public" in message or "not known" in message
+        assert [path for path, _ in public.seen] == ["/image", "/away"]
+
+
 def test_the_name_in_a_certificate_is_checked(certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch):
     cert, key = certificate
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -166,3 +166,13 @@ def test_a_chat_with_another_image_has_other_blocks():
     assert keys(same) == keys(same)
     assert keys(same, other)[0] != keys(other, same)[0]
     assert keys(same)[0] != keys(other)[0]
+
+
+def test_images_go_to_engines_with_an_encoder_alone():
+    played = Played(3)
+    with_image = msgspec.structs.replace(ask(1, "x"), images=(ImageInput(bytes(16), 1, 1),))
+    assert {played.router.place(msgspec.structs.replace(with_image, uid=uid)) for uid in range(3)} == {1, 2, 3}
+    played.show(engine(1), engine(2, gauges={"images_cached": 0.0}), engine(3, gauges={"requests": 1.0}))
+    for uid in range(3, 9):
+        assert played.router.place(msgspec.structs.replace(with_image, uid=uid)) == 2
+    assert played.router.place(ask(9, "other")) != 2

@@ -87,7 +87,7 @@ def import_class(name: str) -> type:
 
 
 class Reference:
-    """A model's processor in transformers. Its image processor returns values from 0 to 255 unless told otherwise."""
+    """A model's processor in transformers. Its image processor returns values from 0 to 255."""
 
     def __init__(self, directory: Path):
         self.kind = read_object(directory / "config.json")["model_type"]
@@ -109,7 +109,7 @@ class Reference:
     def views(self, images: Sequence[Image.Image]) -> Any:
         """Returns the values of views, [view, channel, height, width], or in patches if the processor makes them.
 
-        Those of the first image come first.
+        The first image's come first.
         """
         found = self.process(images)["pixel_values"]
         values = np.asarray(found if np.ndim(found[0]) in (1, 3) else found[0])

@@ -44,6 +44,7 @@ def test_images_are_asked_for_in_the_order_of_the_queue_and_others_pass():
     bench.send(*messages, text)
     bench.step()
     assert asked(bench) == [image_of(1), image_of(2)], "at most two at once"
+    assert bench.gauge("images_waiting") == 3
     bench.step()
     bench.send(bench.encoders.answer())
     bench.step()

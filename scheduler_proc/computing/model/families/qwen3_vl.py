@@ -19,9 +19,8 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
 def with_images(model: ModelDescription, hf_config: HfConfig) -> ModelDescription:
     """Returns the model with what images need."""
     encoder, taps = hf_config.section("vision_config") or HfConfig({}), "deepstack_visual_indexes"
-    num_taps = len(encoder.indices(taps) if taps in encoder.names() else DEFAULT_TAPS)
-    if num_taps > len(model.layers):
-        raise encoder.refuse(taps, num_taps, f"the language model has {len(model.layers)} layers")
+    default = encoder.indices(taps) if taps in encoder.names() else DEFAULT_TAPS
+    num_taps = hf_config.count("num_deepstack_layers", len(default), most=len(model.layers), least=0)
     model = with_axes(model, hf_config, SECTIONS, is_interleaved=True)
     return replace(model, deepstack_layers=tuple(range(num_taps)))
 

@@ -72,7 +72,11 @@ def test_limits_follow_from_the_model_and_its_role() -> None:
         cache=cache, facts=SimpleNamespace(max_model_len=256), model=SimpleNamespace(num_lora_slots=2)
     )
     model = SimpleNamespace(
-        mixers=[SimpleNamespace(window=32, cache=True)], has_states=True, num_token_types=2, has_axes=False
+        mixers=[SimpleNamespace(window=32, cache=True)],
+        has_states=True,
+        num_token_types=2,
+        has_axes=False,
+        sees_spans=True,
     )
     tested = {"windows", "states", "kept_hidden", "adapters", "token_types", "axes"}
     assert limits_with().of_model(config, model, "main").features & tested == tested - {"kept_hidden", "axes"}
@@ -83,7 +87,11 @@ def test_limits_follow_from_the_model_and_its_role() -> None:
     with pytest.raises(BootError, match="layers with a window"):
         limits_with().of_model(config, model, "main")
     plain = SimpleNamespace(
-        mixers=[SimpleNamespace(window=None, cache=True)], has_states=False, num_token_types=1, has_axes=True
+        mixers=[SimpleNamespace(window=None, cache=True)],
+        has_states=False,
+        num_token_types=1,
+        has_axes=True,
+        sees_spans=False,
     )
     assert limits_with().of_model(config, plain, "draft").features & tested == {"axes"}
     config.model.num_lora_slots = 0

@@ -1,7 +1,8 @@
-"""Rotary positions of requests with images whose positions have three axes (`PromptSpan.num_lines`).
+"""What tokens of spans have of their own in a step: rotary positions, and the last token that they attend to.
 
-Behind such an image, positions are smaller than indices by a number that depends on the request's spans alone. Only
-rotary positions are: everything else goes by indices.
+An image whose positions have three axes (`PromptSpan.num_lines`) takes fewer positions than it has tokens. Behind it,
+positions are smaller than indices by a number that depends on the request's spans alone. Only rotary positions are:
+everything else goes by indices.
 """
 
 from array import array
@@ -14,14 +15,14 @@ from scheduler_proc.deciding.pages.running_request import Chunk
 from scheduler_proc.deciding.requests import PendingReq
 
 
-class SpanPositions(Resource):
-    """Adds the columns to steps in which a row has such images."""
+class SpanColumns(Resource):
+    """Adds the columns to steps in which a row needs them."""
 
     def __init__(self) -> None:
         self._uids: set[int] = set()
 
     def prepare(self, pending: PendingReq) -> bool:
-        if _count_saved(pending.spans):
+        if any(span.num_lines or span.is_two_way for span in pending.spans):
             self._uids.add(pending.uid)
         return False
 
@@ -29,7 +30,9 @@ class SpanPositions(Resource):
         self._uids.discard(uid)
 
     def columns(self, rows: StepRows, chunks: Sequence[Chunk]) -> Mapping[str, bytes]:
-        return position_columns(rows, chunks) if self._uids else NO_COLUMNS
+        if not self._uids:
+            return NO_COLUMNS
+        return {**position_columns(rows, chunks), **_last_keys(rows, chunks)}
 
 
 def position_columns(rows: StepRows, chunks: Sequence[Chunk], distance: int = 0) -> Mapping[str, bytes]:
@@ -37,7 +40,8 @@ def position_columns(rows: StepRows, chunks: Sequence[Chunk], distance: int = 0)
 
     Those of lines and columns are only there if they differ from others.
     """
-    if not any(req.pending.spans for reqs in (rows.reqs, [chunk.req for chunk in chunks]) for req in reqs):
+    reqs = (*rows.reqs, *(chunk.req for chunk in chunks))
+    if not any(span.num_lines for req in reqs for span in req.pending.spans):
         return NO_COLUMNS
     counts = zip(rows.reqs, rows.context_lens, strict=True)
     times = array(INT32, [index - distance - _count_saved(req.pending.spans) for req, index in counts])
@@ -49,6 +53,20 @@ def position_columns(rows: StepRows, chunks: Sequence[Chunk], distance: int = 0)
     are_equal = times == lines == columns
     names = ("rope_positions",) if are_equal else ("rope_positions", "line_positions", "column_positions")
     return {name: axis.tobytes() for name, axis in zip(names, (times, lines, columns), strict=False)}
+
+
+def _last_keys(rows: StepRows, chunks: Sequence[Chunk]) -> Mapping[str, bytes]:
+    """Returns `Batch.last_keys`, unless all tokens attend to none behind them."""
+    found, has_any = rows.context_lens[:], False
+    for req, start, end, _, draft_ids, _ in chunks:
+        own = array(INT32, range(start, end + len(draft_ids)))
+        for span in req.pending.spans:
+            first, last = max(start, span.start), min(end, span.end)
+            if span.is_two_way and first < last:
+                own[first - start : last - start] = array(INT32, [last - 1]) * (last - first)
+                has_any = True
+        found += own
+    return {"last_keys": found.tobytes()} if has_any else NO_COLUMNS
 
 
 def _count_saved(spans: Sequence[PromptSpan]) -> int:
