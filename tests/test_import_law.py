@@ -252,6 +252,7 @@ FUNCTION_LEVEL_IMPORTS = {
     ("extras/tracing/part.py", "extras.tracing.export"): "needs an extra, and memory",
     ("scheduler_proc/process.py", "scheduler_proc.computing.load_runner"): "takes seconds (torch)",
     ("extras/models/description.py", "scheduler_proc.computing.load_runner"): "imports torch",
+    ("extras/models/description.py", "scheduler_proc.computing.vision.load_tower"): "imports torch",
     ("extras/models/description.py", "scheduler_proc.computing.model.families.registry"): "imports torch",
     ("extras/models/description.py", "scheduler_proc.computing.kv_cache.kv_tensors"): "imports torch",
     ("scheduler_proc/early.py", "scheduler_proc.computing.load_runner"): "takes seconds (torch)",
