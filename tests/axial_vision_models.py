@@ -1,6 +1,7 @@
 """Samples of models whose towers have rotary positions with two axes, for `vision_models.py`."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import transformers
@@ -121,6 +122,17 @@ def _mistral3_config(sizes: Sizes, ids: Mapping[str, int]) -> Any:
     )
 
 
+def _pixtral_12b_config(sizes: Sizes, ids: Mapping[str, int]) -> Any:
+    return transformers.LlavaConfig(
+        vision_config={"model_type": "pixtral", "hidden_act": "gelu", **vision_config(sizes)},
+        text_config={"model_type": "mistral", "sliding_window": None, **text_config(sizes, ids)},
+        image_token_index=ids["[IMG]"],
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+        tie_word_embeddings=False,
+    )
+
+
 def _mistral3_processor(sizes: Sizes) -> dict[str, Any]:
     patch = sizes["patch_size"]
     return {
@@ -178,6 +190,22 @@ def _gemma4_processor(sizes: Sizes) -> dict[str, Any]:
     }
 
 
+PIXTRAL = Sample(
+    architecture="Mistral3ForConditionalGeneration",
+    make_config=_mistral3_config,
+    processor=_mistral3_processor,
+    tokens=MISTRAL_TOKENS,
+    chat_template=MISTRAL_TEMPLATE,
+    processor_class="PixtralProcessor",
+    processor_fields=lambda sizes: {
+        "patch_size": sizes["patch_size"],
+        "spatial_merge_size": sizes["merge"],
+        "image_token": "[IMG]",
+        "image_break_token": "[IMG_BREAK]",
+        "image_end_token": "[IMG_END]",
+    },
+)
+
 SAMPLES = {
     "qwen2_5_vl": Sample(
         architecture="Qwen2_5_VLForConditionalGeneration",
@@ -203,20 +231,12 @@ SAMPLES = {
         chat_template=QWEN_TEMPLATE,
         processor_class="Qwen3VLProcessor",
     ),
-    "pixtral": Sample(
-        architecture="Mistral3ForConditionalGeneration",
-        make_config=_mistral3_config,
-        processor=_mistral3_processor,
-        tokens=MISTRAL_TOKENS,
-        chat_template=MISTRAL_TEMPLATE,
-        processor_class="PixtralProcessor",
-        processor_fields=lambda sizes: {
-            "patch_size": sizes["patch_size"],
-            "spatial_merge_size": sizes["merge"],
-            "image_token": "[IMG]",
-            "image_break_token": "[IMG_BREAK]",
-            "image_end_token": "[IMG_END]",
-        },
+    "pixtral": PIXTRAL,
+    "pixtral_12b": replace(
+        PIXTRAL,
+        architecture="LlavaForConditionalGeneration",
+        make_config=_pixtral_12b_config,
+        processor_fields=lambda sizes: {**PIXTRAL.processor_fields(sizes), "spatial_merge_size": 1},
     ),
     "gemma4": Sample(
         architecture="Gemma4ForConditionalGeneration",

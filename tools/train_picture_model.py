@@ -33,7 +33,6 @@ from tools.drawn_pictures import (
     Question,
     Scene,
     ask,
-    ask_of_several,
     draw,
     draw_scene,
 )
@@ -47,7 +46,7 @@ VOCAB_SIZE, CONTEXT = 640, 2048
 NUM_TURNS, WARMUP_STEPS, LEARNING_RATE = 5, 60, 2.5e-3
 POOL, BATCH_OF_TOWER, BATCH = 8000, 40, 24
 """The pictures that are kept, and how many a step has while the tower is trained by itself, and after that."""
-STEPS_OF_TOWER, STEPS_OF_TEXT, STEPS_OF_BOTH = 1000, 900, 100
+STEPS_OF_TOWER, STEPS_OF_TEXT, STEPS_OF_BOTH = 900, 800, 150
 NUM_CHECKED = 300
 LEAST_SHARE = 0.97
 IGNORED = -100
@@ -80,27 +79,14 @@ def make_view(picture: Image.Image) -> np.ndarray:
     return np.asarray(resized).transpose(2, 0, 1)
 
 
-class Chat(NamedTuple):
-    """Questions about some pictures, each answered before the next."""
-
-    scenes: list[Scene]
-    questions: list[Question]
-
-    def messages(self) -> list[dict[str, object]]:
-        """Returns the messages, with the pictures in the first one, before its text."""
-        messages: list[dict[str, object]] = []
-        for question in self.questions:
-            images = [{"type": "image"}] * (0 if messages else len(self.scenes))
-            messages.append({"role": "user", "content": [*images, {"type": "text", "text": question.text}]})
-            messages.append({"role": "assistant", "content": question.answer})
-        return messages
-
-
-def make_chat(rng: random.Random, drawn: Sequence["Drawn"], num_turns: int = NUM_TURNS) -> Chat:
-    """Returns a chat about one picture, or about several."""
-    scenes = [each.scene for each in drawn]
-    questions = [ask(rng, scenes[0]) if len(scenes) == 1 else ask_of_several(rng, scenes) for _ in range(num_turns)]
-    return Chat(scenes, questions)
+def messages_of(questions: Sequence[Question]) -> list[dict[str, object]]:
+    """Returns the messages of a chat about a picture, which is the first part of the first message."""
+    messages: list[dict[str, object]] = []
+    for question in questions:
+        images = [] if messages else [{"type": "image"}]
+        messages.append({"role": "user", "content": [*images, {"type": "text", "text": question.text}]})
+        messages.append({"role": "assistant", "content": question.answer})
+    return messages
 
 
 class ChatFormat:
@@ -123,13 +109,12 @@ class ChatFormat:
         self.image_id = self.tokenizer.token_to_id(IMAGE)
 
     def _draw_text(self, rng: random.Random) -> str:
-        scenes = [draw_scene(rng), draw_scene(rng)]
-        questions = [ask(rng, scenes[0]), ask(rng, scenes[1]), ask_of_several(rng, scenes)]
-        return self._template.render(messages=Chat(scenes[:1], questions).messages())
+        scene = draw_scene(rng)
+        return self._template.render(messages=messages_of([ask(rng, scene) for _ in range(3)]))
 
-    def render(self, chat: Chat) -> str:
-        """Returns the text of a chat with the tokens of its images."""
-        return self._template.render(messages=chat.messages()).replace(IMAGE, IMAGE_TEXT)
+    def render(self, questions: Sequence[Question]) -> str:
+        """Returns the text of a chat with the tokens of its image."""
+        return self._template.render(messages=messages_of(questions)).replace(IMAGE, IMAGE_TEXT)
 
     def example(self, text: str) -> tuple[list[int], list[int]]:
         """Returns the token ids of a chat, and what is to be learned after each: the answers' tokens."""
@@ -156,12 +141,10 @@ def draw_one(rng: random.Random) -> Drawn:
     return Drawn(scene, make_view(draw(rng, scene)))
 
 
-def cells_of_tokens(scene: Scene) -> torch.Tensor:
-    """Returns the weights of a picture's tokens in the mean of each cell, [cells, SIDE * SIDE]."""
-    lines, columns = (torch.arange(SIDE) * count // SIDE for count in (scene.lines, scene.columns))
-    cells = (lines[:, None] * scene.columns + columns).flatten()
-    is_inside = cells == torch.arange(len(scene.things))[:, None]
-    return is_inside / is_inside.sum(1, keepdim=True)
+def means_of_places(rows: torch.Tensor) -> torch.Tensor:
+    """Returns the mean of the rows in each place, [V * places, E], of views' rows [V, SIDE * SIDE, E]."""
+    half = SIDE // 2
+    return rows.unflatten(1, (2, half, 2, half)).mean((2, 4)).flatten(0, 2)
 
 
 def make_model(chats: ChatFormat) -> "transformers.Idefics3ForConditionalGeneration":
@@ -204,7 +187,7 @@ class Trainer:
         return [self._rng.randrange(len(self._pool)) for _ in range(count)]
 
     def train_tower(self, num_steps: int) -> None:
-        """Trains the tower while pictures are drawn: rows show their place, the mean of a cell's rows what is in it."""
+        """Trains the tower while pictures are drawn: rows show where they are, and those of a place what is there."""
         labels = [[NOTHING, *COLORS], [NOTHING, *SHAPES, *DIGITS, *WORDS], list(range(SIDE**2))]
         heads = torch.nn.ModuleList(torch.nn.Linear(TEXT["hidden_size"], len(names)) for names in labels)
         inner = self.model.model
@@ -213,13 +196,13 @@ class Trainer:
             self._pool += [draw_one(self._rng) for _ in range(-(-POOL // num_steps))]
             drawn = [self._pool[index] for index in self._sample(BATCH_OF_TOWER)]
             rows = encode(self.model, [each.view for each in drawn])
-            of_cells = torch.cat([cells_of_tokens(each.scene) @ own for each, own in zip(drawn, rows, strict=True)])
+            means = means_of_places(rows)
             things = [thing or (NOTHING, NOTHING) for each in drawn for thing in each.scene.things]
             loss = cross_entropy(heads[-1](rows).flatten(0, 1), torch.arange(SIDE**2).repeat(len(drawn)))
             is_right = torch.ones(len(things), dtype=torch.bool)
             for part, (head, names) in enumerate(zip(heads, labels[:2], strict=False)):
                 expected = torch.tensor([names.index(thing[part]) for thing in things])
-                logits = head(of_cells)
+                logits = head(means)
                 loss = loss + cross_entropy(logits, expected)
                 is_right &= logits.argmax(-1) == expected
             return loss, is_right
@@ -244,15 +227,13 @@ class Trainer:
     def _answer(self, rows_of: Callable[[int], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the loss of a batch of chats, and which tokens of the answers are right."""
         chats, rng = self._chats, self._rng
-        samples = [self._sample(2 if rng.random() < 0.15 else 1) for _ in range(BATCH)]
-        examples: list[tuple[list[int], list[int]]] = []
-        for sample in samples:
-            drawn = [self._pool[index] for index in sample]
-            examples.append(chats.example(chats.render(make_chat(rng, drawn))))
+        sample = self._sample(BATCH)
+        asked = [[ask(rng, self._pool[index].scene) for _ in range(NUM_TURNS)] for index in sample]
+        examples = [chats.example(chats.render(questions)) for questions in asked]
         length = max(len(ids) for ids, _ in examples)
         ids_BL = torch.tensor([ids + [chats.end_id] * (length - len(ids)) for ids, _ in examples])
         targets_BL = torch.tensor([targets + [IGNORED] * (length - len(targets)) for _, targets in examples])
-        rows = torch.cat([rows_of(index) for sample in samples for index in sample])
+        rows = torch.cat([rows_of(index) for index in sample])
         text_model, is_learned = self.model.model.text_model, targets_BL != IGNORED
         embedded = text_model.embed_tokens(ids_BL).masked_scatter((ids_BL == chats.image_id)[..., None], rows)
         hidden = text_model(inputs_embeds=embedded, use_cache=False).last_hidden_state

@@ -81,7 +81,6 @@ def read_config(file: GgufFile) -> dict[str, Any]:
         vision["deepstack_visual_indexes"] = [layer for layer, is_read in enumerate(deepstack) if is_read]
     side = read("projector.scale_factor")
     config = {
-        "model_type": "mistral3" if has("mm.patch_merger.weight") else "llava",
         "vision_config": vision,
         "text_config": {"hidden_size": num_rows("mm.2.weight") or read("projection_dim")},
         "spatial_merge_size": read("spatial_merge_size"),

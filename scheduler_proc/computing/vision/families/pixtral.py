@@ -54,9 +54,8 @@ def describe(config: HfConfig) -> TowerDescription:
 
 
 def _merge_side(config: HfConfig) -> int:
-    """Returns the side of the squares, 1 for Pixtral, whose patches are rows."""
-    is_pixtral = config.text("model_type", "mistral3") == "llava"
-    return 1 if is_pixtral else config.count("spatial_merge_size", 2, most=16)
+    """Returns the side of the squares. Only models that merge patches have the field."""
+    return config.count("spatial_merge_size", 1, most=16)
 
 
 class PixtralTower(AxialTower):

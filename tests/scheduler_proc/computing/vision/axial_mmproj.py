@@ -103,8 +103,9 @@ def _write_qwen3(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 def _write_pixtral(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_string("clip.projector_type", "pixtral")
-    writer.add_bool("clip.use_silu", val=True)
-    writer.add_uint32("clip.vision.spatial_merge_size", config["spatial_merge_size"])
+    writer.add_bool(f"clip.use_{config['vision_config']['hidden_act']}", val=True)
+    if "spatial_merge_size" in config:
+        writer.add_uint32("clip.vision.spatial_merge_size", config["spatial_merge_size"])
     writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-5)
 
 
@@ -118,6 +119,7 @@ WRITERS: dict[str, Callable[[gguf.GGUFWriter, dict[str, Any]], None]] = {
     "qwen3_vl": _write_qwen3,
     "qwen3_5": _write_qwen3,
     "pixtral": _write_pixtral,
+    "pixtral_12b": _write_pixtral,
     "gemma4": _write_gemma4,
 }
 
@@ -149,7 +151,7 @@ def _changed(name: str, tensor: Tensor, family: str, num_heads: int) -> NamedTen
     elif name == "v.patch_embd.weight" and family == "gemma4":
         size = round((tensor.shape[1] // 3) ** 0.5)
         yield name, tensor.view(len(tensor), size, size, 3).permute(0, 3, 1, 2)
-    elif family == "pixtral" and re.search(r"attn_[qk]\.weight", name):
+    elif family.startswith("pixtral") and re.search(r"attn_[qk]\.weight", name):
         yield name, tensor.view(num_heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
     else:
         yield name, tensor.to(torch.float32)

@@ -17,7 +17,8 @@ NEAR = 1e-4
 SIZES = [(32, 16), (64, 48), (144, 16), (48, 112)]
 """Widths and heights of one image each, in whole squares of patches: two squares, wide, tall, uneven windows."""
 
-NUM_ROWS = {"gemma4": 24} | dict.fromkeys(("qwen2_5_vl", "qwen3_vl", "qwen3_5", "pixtral"), 54)
+TOWERS = {"qwen3_5": "qwen3_vl", "pixtral_12b": "pixtral"}
+NUM_ROWS = {"gemma4": 24, "pixtral_12b": 216} | dict.fromkeys(("qwen2_5_vl", "qwen3_vl", "qwen3_5", "pixtral"), 54)
 """The rows of an image of 144 x 96 pixels."""
 
 
@@ -33,12 +34,12 @@ def expected_rows(model_dir: Path, views: Sequence[Tensor], processor: dict[str,
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "pixtral"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "pixtral", "pixtral_12b"])
 def test_an_image_of_any_shape(tmp_path: Path, family: str, size: tuple[int, int]):
     model_dir = make_vision_model(family, tmp_path / "model", vision_layers=4)
     views = towers.random_views(size)
     expected = expected_rows(model_dir, views, {"do_resize": False})
-    tower = towers.load(family.replace("qwen3_5", "qwen3_vl"), model_dir)
+    tower = towers.load(TOWERS.get(family, family), model_dir)
     assert tower.row_width == expected.shape[1]
     for _ in range(2):
         assert towers.distance(tower.encode(views, towers.layout_of(len(expected))), expected) < NEAR
@@ -53,12 +54,12 @@ def test_gemma4_averages_squares_of_three_patches(tmp_path: Path, size: tuple[in
     assert towers.distance(tower.encode(views, towers.layout_of(len(expected))), expected) < NEAR
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "pixtral", "gemma4"])
+@pytest.mark.parametrize("family", list(NUM_ROWS))
 def test_a_gguf_file_has_the_same_tower(tmp_path: Path, family: str):
     model_dir = make_vision_model(family, tmp_path / "model", vision_layers=4)
     mmproj = write_mmproj(tmp_path / "mmproj.gguf", family, model_dir)
     views = towers.random_views((144, 96))
-    name = family.replace("qwen3_5", "qwen3_vl")
+    name = TOWERS.get(family, family)
     expected = towers.load(name, model_dir).encode(views, towers.layout_of(NUM_ROWS[family]))
     found = towers.load(name, model_dir, mmproj).encode(views, towers.layout_of(len(expected)))
     assert towers.distance(found, expected) < NEAR
