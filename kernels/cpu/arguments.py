@@ -130,7 +130,8 @@ DECLARATIONS = {
         int32_t *rows;           /* places among the rows of all experts, sorted by expert, then by token */
         int32_t *tokens;         /* [num_tokens * num_chosen]: the token in each place */
         int32_t *ends;           /* [num_experts]: the end of each expert's places */
-        int64_t num_tokens, num_experts, num_chosen, num_groups, num_chosen_groups, is_sigmoid, is_renormalized;
+        int64_t num_tokens, num_experts, num_chosen, num_groups, num_chosen_groups, num_best_of_group;
+        int64_t is_sigmoid, is_renormalized;
         float scale;
     """,
     "gather_rows combine_experts": """

@@ -259,6 +259,7 @@ def route_tokens(
         num_chosen=routing.num_chosen,
         num_groups=routing.num_groups,
         num_chosen_groups=routing.num_chosen_groups,
+        num_best_of_group=routing.num_best_of_group,
         is_sigmoid=routing.score == "sigmoid",
         is_renormalized=routing.is_renormalized,
         scale=routing.scale,

@@ -223,10 +223,16 @@ def parts_of(name: str, tensor: StoredTensor, stored: StoredSource) -> list[Rows
         return [_change(name, tensor, source)]
     num_groups, num_rows, *_ = stack.shape
     num_parts, found = len(stored.parts) // num_groups, list[Rows]()
-    if isinstance(tensor, Tensor) and tensor.dim() < len(stack.shape):
+    if isinstance(tensor, Tensor) and stack.num_turned:
+        tensor = tensor.view(-1, tensor.shape[-1])
+    elif isinstance(tensor, Tensor) and tensor.dim() < len(stack.shape):
         tensor = tensor.unflatten(0, (num_groups, -1))
     for part in stored.parts:
         group, number = divmod(part, num_parts)
+        if stack.num_turned:
+            turned = range(group * num_rows, group * num_rows + stack.num_turned)
+            found.append(_read_numbers(name, tensor, turned).T)
+            continue
         begin = stack.first_row + number * stack.step * source.num_rows
         end = begin + stack.step * source.num_rows
         if isinstance(tensor, Tensor):
@@ -244,10 +250,10 @@ def _change(name: str, tensor: StoredTensor, source: Source) -> Rows:
     if isinstance(rows, TransposedBlockRows):
         raise BootError(f"{name}: its blocks are of columns, and cannot be read as rows")
     match source.change:
-        case InterleavedHeads(num_heads, num_rotated):
+        case InterleavedHeads(num_heads, num_rotated, first):
             if isinstance(rows, BlockRows):
-                return replace(rows, blocks=with_whole_heads(rows.blocks, num_heads, num_rotated))
-            return with_whole_heads(rows, num_heads, num_rotated)
+                return replace(rows, blocks=with_whole_heads(rows.blocks, num_heads, num_rotated, first))
+            return with_whole_heads(rows, num_heads, num_rotated, first)
         case tuple(factors):
             return _multiply(name, rows, factors)
         case _:
@@ -256,11 +262,16 @@ def _change(name: str, tensor: StoredTensor, source: Source) -> Rows:
 
 def _multiply(name: str, rows: Rows, factors: Sequence[tuple[float, int]]) -> Tensor:
     """Returns the rows, each multiplied by its factor, in float32."""
-    if isinstance(rows, BlockRows) and not has_finite_scales(rows):
-        raise _bad_scales(name, rows)
-    values = torch.cat([values for _, values in _read_values(rows, range(len(rows)))])
+    values = _read_numbers(name, rows, range(len(rows)))
     each = torch.tensor([factor for factor, num_rows in factors for _ in range(num_rows)])
     return values.float() * each[:, None]
+
+
+def _read_numbers(name: str, rows: Rows, requested: range) -> Tensor:
+    """Returns these rows as plain numbers."""
+    if isinstance(rows, BlockRows) and not has_finite_scales(rows):
+        raise _bad_scales(name, rows)
+    return torch.cat([values for _, values in _read_values(rows, requested)])
 
 
 def _find_damage(target: str, sources: Sources, pieces: Mapping[int, Rows]) -> BootError | None:
@@ -308,9 +319,11 @@ def find_segments(shard: Shard, family: Family, checkpoint: "Checkpoint") -> Seg
     segments: dict[str, list[tuple[int, Segment]]] = {}
     for name, stored in _with_names(_find_sources(shard, family, checkpoint)):
         source = stored.source
-        form = NUMBERS if isinstance(source.change, tuple) else checkpoint.forms.get(name, NUMBERS)
+        form = checkpoint.forms.get(name, NUMBERS)
         if form is None:
             return None
+        if isinstance(source.change, tuple) or (stored.stack is not None and stored.stack.num_turned):
+            form = NUMBERS
         segment = Segment(form, source.num_rows)
         segments.setdefault(source.target, []).extend((row, segment) for row in stored.first_rows)
     return {target: [segment for _, segment in sorted(of_target)] for target, of_target in segments.items()}

@@ -19,7 +19,7 @@ class Stack:
 
     It may also be one matrix, of all groups one after another. Each group has equally many parts, one after another
     from `first_row` on, of which it has each `step`-th row. `is_transposed`: plain numbers are [groups, columns, rows];
-    blocks never are.
+    blocks never are. `num_turned`: if not 0, the first so many rows of a group are the columns of its part.
     """
 
     name: str
@@ -27,6 +27,7 @@ class Stack:
     first_row: int = 0
     step: int = 1
     is_transposed: bool = False
+    num_turned: int = 0
 
 
 class Parts(NamedTuple):
@@ -42,10 +43,11 @@ ONE_PART = Parts(1, 0)
 @dataclass(frozen=True)
 class InterleavedHeads:
     """Heads in which neighbouring rows are rotated together in the checkpoint, where we rotate halves; their rotated
-    rows are the first ones."""
+    rows are the first ones, or those from `first` on."""
 
     num_heads: int
     num_rotated: int
+    first: int = 0
 
 
 RowFactors = tuple[tuple[float, int], ...]

@@ -1,0 +1,30 @@
+"""Queries of attention to latents: those of a head lie together, as each head has products of its own.
+
+A latent is what the keys and values of all heads of a token are computed from: C values and, behind them, X rotated ones
+that are a part of every head's key. The cache is a `PagedKV` with one head, whose K and V are the same tensor.
+
+Shape legend: H heads, T tokens, N values of a query that are not rotated, X rotated ones.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class LatentQueries(NamedTuple):
+    plain: Tensor
+    """[H, T, N], or [H, T, C] once they are multiplied by what makes keys of latents."""
+    rotated: Tensor
+    """[H, T, X]"""
+    ends: Tensor
+    """int32 [H]: the end of each head's rows, if all are one after another."""
+
+    def of(self, tokens: slice | Tensor) -> "LatentQueries":
+        """Returns the queries of some tokens, a view if they are a slice. It has no ends."""
+        return LatentQueries(self.plain[:, tokens], self.rotated[:, tokens], self.ends[:0])
+
+    def with_ends(self) -> "LatentQueries":
+        num_heads, num_tokens, _ = self.plain.shape
+        ends_H = torch.arange(1, num_heads + 1, dtype=torch.int32, device=self.plain.device) * num_tokens
+        return self._replace(ends=ends_H)
