@@ -254,19 +254,31 @@ QWEN3_5_VARIANTS: dict[str, dict[str, Any]] = {
     | {"layer_types": [*HYBRID["layer_types"], "full_attention"]},
 }
 LATENTS = {
-    **{"q_lora_rank": 24, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 8, "v_head_dim": 32},
-    **{"num_key_value_heads": 4, "rope_theta": 500.0},
+    "q_lora_rank": 24,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 32,
+    "num_key_value_heads": 4,
+    "rope_theta": 500.0,
 }
 MLA = LATENTS | {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}
 MLA_YARN: dict[str, Any] = {
     "rope_parameters": {
-        **{"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 24},
-        **{"mscale": 0.7, "mscale_all_dim": 0.5},
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 24,
+        "mscale": 0.7,
+        "mscale_all_dim": 0.5,
     }
 }
 MINICPM3_ROPE = {
-    **{"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": CONTEXT},
-    **{"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 1.5, 2.5, 4.0]},
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "original_max_position_embeddings": CONTEXT,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.0, 1.5, 2.5, 4.0],
 }
 LLAMA_LIKE = {
     "Llama": LLAMA_VARIANTS,

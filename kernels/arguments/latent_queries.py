@@ -1,15 +1,18 @@
 """Queries of attention to latents: those of a head lie together, as each head has products of its own.
 
-A latent is what the keys and values of all heads of a token are computed from: C values and, behind them, X rotated ones
-that are a part of every head's key. The cache is a `PagedKV` with one head, whose K and V are the same tensor.
+A latent is what the keys and values of all heads of a token are computed from: C values and, behind them, X rotated
+ones that are a part of every head's key. The cache is a `PagedKV` with one head, whose K and V are the same tensor.
 
-Shape legend: H heads, T tokens, N values of a query that are not rotated, X rotated ones.
+Shape legend: H heads, T tokens, N values of a query that are not rotated, X rotated ones, M positions.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from kernels.arguments.rows import RopeTables
 
 
 class LatentQueries(NamedTuple):
@@ -28,3 +31,17 @@ class LatentQueries(NamedTuple):
         num_heads, num_tokens, _ = self.plain.shape
         ends_H = torch.arange(1, num_heads + 1, dtype=torch.int32, device=self.plain.device) * num_tokens
         return self._replace(ends=ends_H)
+
+
+@dataclass(frozen=True)
+class LatentNorm:
+    """How latents and queries become what attention multiplies.
+
+    `weight` [C] and `eps` are those of the norm of latents. `growth`, float32 [M]: what all of a query is multiplied by
+    at each position; `tables` then have it for its rotated part, in the rows of queries.
+    """
+
+    weight: Tensor
+    eps: float
+    tables: RopeTables
+    growth: Tensor | None = None

@@ -118,7 +118,7 @@ def choose_experts(
 def keep_best_groups(
     rank_X, index_X, size, NUM_GROUPS: tl.constexpr, NUM_CHOSEN_GROUPS: tl.constexpr, NUM_BEST: tl.constexpr
 ):
-    """Returns the ranks, at -inf except in the best groups. A group's score is the sum of its best ranks, one or two."""
+    """Returns the ranks, at -inf except in the best groups. A group's score is the sum of its best ranks."""
     group_X = index_X // size
     sum_X = tl.full(rank_X.shape, float("-inf"), tl.float32)
     for group in range(NUM_GROUPS):

@@ -50,9 +50,7 @@ def latent_decode_reference(
     out_HRC.copy_(out_RHD[:, :, : out_HRC.shape[2]].transpose(0, 1))
 
 
-def latent_prefill(
-    queries: LatentQueries, cache: PagedKV, rows: PrefillRows, scale: float, out_HTC: Tensor
-) -> None:
+def latent_prefill(queries: LatentQueries, cache: PagedKV, rows: PrefillRows, scale: float, out_HTC: Tensor) -> None:
     """Sets `out_HTC` to that of each token over its row's tokens up to its own; the rest is as in `paged_prefill`."""
     _check(queries, cache, out_HTC)
     num_rows = rows.page_tables.shape[0]

@@ -1,35 +1,18 @@
 """Normalizes, rotates and stores the latents of a step's tokens, rotates their queries, and lays these out by head.
 
-Shape legend: T tokens, H heads, N values of a query that are not rotated, X rotated ones, D = N + X, C values of a latent
-that are not rotated, L = C + X, M positions.
+Shape legend: T tokens, H heads, N values of a query that are not rotated, X rotated ones, D = N + X, C values of a
+latent that are not rotated, L = C + X, M positions.
 """
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kernels.arguments.latent_queries import LatentQueries
+from kernels.arguments.latent_queries import LatentNorm, LatentQueries
 from kernels.arguments.paged_kv import PagedKV
-from kernels.arguments.rows import RopeTables
 from kernels.dispatch import call
 from kernels.operations.rms_norm import rms_norm_reference
 from kernels.operations.rope import rope
 from kernels.operations.store_kv import store_kv
-
-
-@dataclass(frozen=True)
-class LatentNorm:
-    """How latents and queries become what attention multiplies.
-
-    `weight` [C] and `eps` are those of the norm of latents. `growth_M` (float32): what all of a query is multiplied by at
-    each position; `tables` then have it for its rotated part, in the rows of queries.
-    """
-
-    weight: Tensor
-    eps: float
-    tables: RopeTables
-    growth_M: Tensor | None = None
 
 
 def store_latents(
@@ -74,8 +57,8 @@ def store_latents_reference(
     latent_TL[:, :rank] = rms_norm_reference(latent_TL[:, :rank].contiguous(), norm.weight, norm.eps, None)
     plain_THN, rotated_THX = query_THD.split((query_THD.shape[2] - num_rotated, num_rotated), dim=2)
     rope(rotated_THX, latent_TL[:, None, rank:], norm.tables, positions_T)
-    if norm.growth_M is not None:
-        plain_THN = plain_THN * norm.growth_M[positions_T.long(), None, None]
+    if norm.growth is not None:
+        plain_THN = plain_THN * norm.growth[positions_T.long(), None, None]
     queries.plain.copy_(plain_THN.transpose(0, 1))
     queries.rotated.copy_(rotated_THX.transpose(0, 1))
     queries.ends.copy_(queries.with_ends().ends)

@@ -10,12 +10,12 @@ from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Paramet
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttentionDescription(MixerDescription):
-    """Keys and values of all heads are linear in a latent of `rank` values; keys also have `rotated_dim` values that all
-    heads share and positions rotate. Both are cached, in place of keys and values.
+    """Keys and values of all heads are linear in a latent of `rank` values; keys also have `rotated_dim` values that
+    all heads share and positions rotate. Both are cached, in place of keys and values.
 
-    A query head has `plain_dim` values, then `rotated_dim`; a value head has `value_dim`. With `query_rank`, queries are
-    computed from a latent of their own. `norm_eps`: of the norms of latents. `has_bias`: the linears that make latents
-    and the output have one. `has_neighbour_pairs`: in checkpoints, neighbouring values are rotated together.
+    A query head has `plain_dim` values, then `rotated_dim`; a value head has `value_dim`. With `query_rank`, queries
+    are computed from a latent of their own. `norm_eps`: of the norms of latents. `has_bias`: the linears that make
+    latents and the output have one. `has_neighbour_pairs`: in checkpoints, neighbouring values are rotated together.
     """
 
     num_heads: int

@@ -54,9 +54,8 @@ def test_scores_by_sigmoid_and_groups() -> None:
             groups = range(routing.num_groups)
             size = 12 // len(groups)
             members = [sorted(ranks[group * size : (group + 1) * size]) for group in groups]
-            kept = sorted(groups, key=lambda group, members=members: -sum(members[group][-routing.num_best_of_group :]))[
-                : routing.num_chosen_groups
-            ]
+            best_sums = [sum(own[-routing.num_best_of_group :]) for own in members]
+            kept = sorted(groups, key=lambda group, sums=best_sums: -sums[group])[: routing.num_chosen_groups]
             among = [expert for expert in range(12) if expert // size in kept]
             chosen = sorted(among, key=lambda expert, ranks=ranks: -ranks[expert])[:4]
             assert found.tolist() == chosen

@@ -3,8 +3,8 @@
 Queries are multiplied by what makes keys of latents, and outputs by what makes values of them, in prompts as in decode
 rows: so a token has the same bits however it is computed (decision 0143).
 
-Shape legend: T tokens of the step, E embedding size, H heads, N and X values of a query head that are not, and are rotated,
-C values of a latent, V values of a head.
+Shape legend: T tokens of the step, E embedding size, H heads, N and X values of a query head that are not, and are
+rotated, C values of a latent, V values of a head.
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from math import prod
 import torch
 from torch import Tensor
 
-from kernels.arguments.latent_queries import LatentQueries
+from kernels.arguments.latent_queries import LatentNorm, LatentQueries
 from kernels.arguments.paged_kv import PagedKV
-from kernels.arguments.rows import PrefillRows
 from kernels.arguments.routes import Routes
+from kernels.arguments.rows import PrefillRows
 from kernels.operations.expert_linear import ExpertLinear
 from kernels.operations.join_heads import join_heads
 from kernels.operations.latent_attention import latent_decode, latent_prefill
 from kernels.operations.rms_norm import rms_norm
-from kernels.operations.store_latents import LatentNorm, store_latents
+from kernels.operations.store_latents import store_latents
 from scheduler_proc.computing.model.blocks.context import BlockContext
 from scheduler_proc.computing.model.blocks.weights import (
     Weights,

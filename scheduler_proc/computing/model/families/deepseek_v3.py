@@ -33,7 +33,7 @@ def _is_of(prefix: str, model_type: str, hf_config: HfConfig) -> bool:
 
 
 def _describe_mlps(hf_config: HfConfig) -> list[MlpDescription]:
-    """`mlp_layer_types`, which transformers writes for GLM-4.7-Flash, are those of `first_k_dense_replace` otherwise."""
+    """Returns the MLP of each layer; `mlp_layer_types`, which transformers writes for GLM-4.7-Flash, may name it."""
     kinds = hf_config.texts("mlp_layer_types")
     if not kinds:
         return glm4_moe.describe_mlps(hf_config)

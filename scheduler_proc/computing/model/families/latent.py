@@ -1,4 +1,4 @@
-"""What families with multi-head latent attention have in common: DeepSeek's fields of config.json and names of tensors."""
+"""What families with multi-head latent attention have in common: fields of config.json and names of tensors."""
 
 import math
 from dataclasses import replace
@@ -13,10 +13,10 @@ from scheduler_proc.computing.model.latent_attention_description import LatentAt
 
 
 def describe_attention(hf_config: HfConfig) -> LatentAttentionDescription:
-    """YaRN also multiplies the scale of scores, by m², where m follows from `mscale_all_dim` (DeepSeek-V2, section 3.1).
+    """YaRN also multiplies the scale of scores by m², where m follows from `mscale_all_dim` (DeepSeek-V2, 3.1.4).
 
-    Norms of latents have an epsilon of 1e-6 whatever `rms_norm_eps` is, as in the code that was published with DeepSeek's,
-    MiniCPM3's and GLM-4.7-Flash's weights.
+    Norms of latents have an epsilon of 1e-6 whatever `rms_norm_eps` is, as in the code that was published with the
+    weights of DeepSeek, MiniCPM3 and GLM-4.7-Flash.
     """
     rope = replace(read_rope(hf_config), part=1.0)
     plain_dim, rotated_dim = hf_config.count("qk_nope_head_dim"), hf_config.count("qk_rope_head_dim")
@@ -53,7 +53,7 @@ def list_sources(model: ModelDescription) -> list[Source]:
 
 
 def attention_sources(name: str, layer: str, attention: LatentAttentionDescription, hidden: int) -> list[Source]:
-    """Keys and values of heads are rows of one tensor or, in GGUF files, of two, of which that of keys is transposed."""
+    """Keys and values of heads are rows of one tensor or, in GGUF files, of two; that of keys is then transposed."""
     num_heads, rank, plain, value = attention.num_heads, attention.rank, attention.plain_dim, attention.value_dim
     size, has_bias, query = attention.query_size, attention.has_bias, f"{layer}.query"
     if attention.query_rank is None:

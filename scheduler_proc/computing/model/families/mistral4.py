@@ -9,8 +9,13 @@ from scheduler_proc.computing.model.families import glm4_moe, latent, llama
 from scheduler_proc.computing.model.families.rope import ORIGINAL
 
 ROPE = {
-    **{"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 128.0, "original_max_position_embeddings": 8192},
-    **{"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 128.0,
+    "original_max_position_embeddings": 8192,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
 }
 DEFAULTS = HfConfig(
     {"q_lora_rank": 1024, "kv_lora_rank": 256, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 64}
