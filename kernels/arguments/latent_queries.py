@@ -33,6 +33,19 @@ class LatentQueries(NamedTuple):
         return self._replace(ends=ends_H)
 
 
+class LatentTokens(NamedTuple):
+    """The tokens of a step as their linears make them."""
+
+    queries: Tensor
+    """[T, H, N + X]"""
+    latents: Tensor
+    """[T, C + X]"""
+    positions: Tensor
+    """int32 [T]"""
+    slots: Tensor
+    """int64 [T]: where the latent of a token is stored, no slot twice; -1 skips it."""
+
+
 @dataclass(frozen=True)
 class LatentNorm:
     """How latents and queries become what attention multiplies.

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.arguments.latent_queries import LatentNorm, LatentQueries
+from kernels.arguments.latent_queries import LatentNorm, LatentQueries, LatentTokens
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import PrefillRows
 from kernels.cpu.addresses import address_of, addresses_of
@@ -78,19 +78,13 @@ def _attend_to_latents(
 
 
 def store_latents(
-    kernel: Kernel,
-    query_THD: Tensor,
-    latent_TL: Tensor,
-    cache: PagedKV,
-    norm: LatentNorm,
-    positions_T: Tensor,
-    slots_T: Tensor,
-    queries: LatentQueries,
+    kernel: Kernel, tokens: LatentTokens, cache: PagedKV, norm: LatentNorm, queries: LatentQueries
 ) -> Any:
+    query_THD, latent_TL, *places = tokens
     if not has_kernel(cache, query_THD.dtype) or cache.key_scales is not None:
         return NotImplemented
     (plain_HTN, rotated_HTX, ends_H), (cos_MX, sin_MX, query_row) = queries, norm.tables
-    addresses = addresses_of(query_THD, latent_TL, norm.weight, cos_MX, sin_MX, norm.growth, positions_T, slots_T)
+    addresses = addresses_of(query_THD, latent_TL, norm.weight, cos_MX, sin_MX, norm.growth, *places)
     addresses += addresses_of(cache.keys, cache.key_scales, plain_HTN, rotated_HTX, ends_H)
     sizes = *query_THD.shape[:2], plain_HTN.shape[2], rotated_HTX.shape[2], len(norm.weight), query_row
     kernel.run(kernel.arguments(*addresses, *sizes, cache.keys.dtype == torch.float16, norm.eps))

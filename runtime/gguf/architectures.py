@@ -122,7 +122,7 @@ ARCHITECTURES = {
     "olmoe": QWEN3.like("OlmoeForCausalLM", "olmoe", experts.olmoe_config, QWEN3_MOE_LAYER),
     "deepseek2": DEEPSEEK2,
     "mistral4": DEEPSEEK2,
-    "minicpm3": DEEPSEEK2.like("MiniCPM3ForCausalLM", "minicpm3", latents.minicpm3_config),
+    "minicpm3": DEEPSEEK2.like("MiniCPM3ForCausalLM", "minicpm3", latents.latent_config),
     "smollm3": LLAMA.like("SmolLM3ForCausalLM", "smollm3", dense.smollm3_config),
     "granite": LLAMA.like("GraniteForCausalLM", "granite", dense.granite_config),
     "mistral3": LLAMA.like("Ministral3ForCausalLM", "ministral3", dense.mistral3_config),

@@ -13,7 +13,7 @@ GROWTH, GROWTH_LENGTH = 0.1, 8192
 """Of queries with their position, in that model: no file has it."""
 
 
-def _latent_config(fields: ModelFields) -> dict[str, Any]:
+def latent_config(fields: ModelFields) -> dict[str, Any]:
     num_layers, rotated = fields.num_layers(), fields.count("rope.dimension_count")
     num_nextn = fields.num_nextn(num_layers)
     lengths = ("attention.key_length", "attention.value_length")
@@ -25,12 +25,12 @@ def _latent_config(fields: ModelFields) -> dict[str, Any]:
         "hidden_size": hidden_size,
         "intermediate_size": fields.count(next(filter(fields.has_key, MLP_SIZE), MLP_SIZE[0])),
         "num_hidden_layers": num_layers - num_nextn,
-        "num_nextn_predict_layers": num_nextn,
         "num_attention_heads": num_heads,
         "max_position_embeddings": fields.count("context_length"),
         "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
         "rope_parameters": rope_parameters(fields, rotated),
         "hidden_act": "silu",
+        **({"num_nextn_predict_layers": num_nextn} if num_nextn else {}),
         "q_lora_rank": fields.whole("attention.q_lora_rank") or None,
         "kv_lora_rank": fields.count("attention.kv_lora_rank"),
         "qk_rope_head_dim": rotated,
@@ -39,13 +39,9 @@ def _latent_config(fields: ModelFields) -> dict[str, Any]:
     }
 
 
-def minicpm3_config(fields: ModelFields) -> dict[str, Any]:
-    return _latent_config(fields)
-
-
 def deepseek2_config(fields: ModelFields) -> dict[str, Any]:
     """`rope.scaling.yarn_log_multiplier` is a tenth of what other architectures have there."""
-    config = _latent_config(fields)
+    config = latent_config(fields)
     rope, num_layers = config["rope_parameters"], config["num_hidden_layers"]
     if "mscale_all_dim" in rope:
         factor = rope["mscale_all_dim"] / 0.1
@@ -62,7 +58,6 @@ def deepseek2_config(fields: ModelFields) -> dict[str, Any]:
         "norm_topk_prob": is_normed,
         "n_group": num_groups,
         "topk_group": fields.count("expert_group_used_count", 1),
-        "topk_method": "greedy" if num_groups == 1 else "group_limited_greedy",
     }
     is_glm = num_layers in GLM_LAYERS and fields.vocabulary() == GLM_VOCABULARY
     default = SIGMOID if is_glm else 1
@@ -70,6 +65,7 @@ def deepseek2_config(fields: ModelFields) -> dict[str, Any]:
         return config
     fields.require("expert_gating_func", 0, 1)
     if not is_normed:
+        config["topk_method"] = "greedy" if num_groups == 1 else "group_limited_greedy"
         return {**config, "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"}
     config["rope_parameters"] = {**rope, **_growth(fields, config)}
     return {**config, "architectures": ["Mistral4ForCausalLM"], "model_type": "mistral4"}

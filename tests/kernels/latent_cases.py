@@ -29,17 +29,18 @@ def make_latent_case(
     paged = Shape(shape.num_heads, 1, shape.rank + shape.num_rotated, shape.page_size)
     case = make_paged_case(paged, query_lens, context_lens, dtype, device)
     cache = replace(case.cache, values=case.cache.keys)
-    expected: list[Tensor] = []
-    for row, tokens in enumerate(case.query.split(query_lens)):
+    queries, tables = case.query.split(query_lens), case.page_tables
+
+    def attend(row: int) -> Tensor:
         last = context_lens[row] + query_lens[row]
-        positions = torch.arange(last, device=device)[None]
-        slots = cache.find_slots(case.page_tables[row : row + 1], positions)[0]
+        slots = cache.find_slots(tables[row : row + 1], torch.arange(last, device=device)[None])[0]
         latents_LD = cache.keys[slots, 0].double()
-        scores_HTL = torch.einsum("thd,ld->htl", tokens.double(), latents_LD) * case.options.scale
-        unseen = torch.ones(scores_HTL.shape[1:], dtype=torch.bool, device=device).triu(last - len(tokens) + 1)
-        weights_HTL = scores_HTL.masked_fill(unseen, float("-inf")).softmax(-1)
-        expected.append(torch.einsum("htl,ld->thd", weights_HTL, latents_LD))
-    return replace(case, cache=cache, attend=lambda: torch.cat(expected))
+        scores_HTL = torch.einsum("thd,ld->htl", queries[row].double(), latents_LD) * case.options.scale
+        unseen_TL = torch.ones(scores_HTL.shape[1:], dtype=torch.bool, device=device).triu(last - query_lens[row] + 1)
+        weights_HTL = scores_HTL.masked_fill(unseen_TL, float("-inf")).softmax(-1)
+        return torch.einsum("htl,ld->thd", weights_HTL, latents_LD)
+
+    return replace(case, cache=cache, attend=lambda: torch.cat([attend(row) for row in range(len(query_lens))]))
 
 
 def split_queries(case: PagedCase, rank: int) -> LatentQueries:

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from kernels.arguments.latent_queries import LatentNorm, LatentQueries
+from kernels.arguments.latent_queries import LatentNorm, LatentQueries, LatentTokens
 from kernels.arguments.paged_kv import PagedKV
-from kernels.arguments.rows import RopeTables
+from kernels.arguments.rows import PrefillRows, RopeTables
 from kernels.operations.join_heads import join_heads
 from kernels.operations.latent_attention import latent_decode_reference, latent_prefill_reference
 from kernels.operations.store_latents import store_latents, store_latents_reference
@@ -30,8 +30,10 @@ def test_prompts_and_decode_rows(shape: LatentShape, dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_a_token_has_the_same_bits_however_it_is_computed(dtype: torch.dtype, num_threads: int) -> None:
+def test_a_token_has_the_same_bits_however_it_is_computed(backend: str, dtype: torch.dtype, num_threads: int) -> None:
     """In a decode row, at any place of a prompt's chunk, alone and with others, before and after the first splits."""
+    if backend == "torch":
+        pytest.skip("torch's products may add in another order for another number of tokens")
     shape, before = LatentShape(20, 512, 64, 16), torch.get_num_threads()
     torch.set_num_threads(num_threads)
     for length in (40, 300, 5300):
@@ -67,8 +69,6 @@ def test_the_references() -> None:
                 queries, case.cache, case.page_tables, case.context_lens + 1, case.options.scale, out_HTC
             )
         else:
-            from kernels.arguments.rows import PrefillRows
-
             rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens)
             latent_prefill_reference(queries, case.cache, rows, case.options.scale, out_HTC)
         assert_close(out_HTC.transpose(0, 1), case.expected[..., : shape.rank], torch.float32)
@@ -99,7 +99,8 @@ def test_latents_are_stored_as_the_reference_stores_them(
         stored = torch.zeros(8, 1, rank + rotated, dtype=held)
         own = (random(num_heads, num_tokens, size).to(dtype) for size in (plain, rotated))
         queries = LatentQueries(*own, torch.zeros(num_heads, dtype=torch.int32))
-        store(query.clone(), latent.clone(), PagedKV(stored, stored, 4), norm, positions, slots, queries)
+        tokens = LatentTokens(query.clone(), latent.clone(), positions, slots)
+        store(tokens, PagedKV(stored, stored, 4), norm, queries)
         results.append((stored.float(), *queries))
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours.float(), theirs.float(), rtol=TOLERANCES[held], atol=TOLERANCES[held])

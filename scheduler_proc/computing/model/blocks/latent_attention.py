@@ -14,7 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from kernels.arguments.latent_queries import LatentNorm, LatentQueries
+from kernels.arguments.latent_queries import LatentNorm, LatentQueries, LatentTokens
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.routes import Routes
 from kernels.arguments.rows import PrefillRows
@@ -98,7 +98,8 @@ class Block:
             ends_H = room.routes.view(-1)[: sizes.num_heads]
         queries = LatentQueries(plain.view(*heads, -1), rotated.view(*heads, -1), ends_H)
         step, query_THD = rows.step, query_TA.view(num_tokens, sizes.num_heads, -1)
-        store_latents(query_THD, latent_TL, memory, self._norm, step.positions, step.slots, queries)
+        tokens = LatentTokens(query_THD, latent_TL, step.positions, step.slots)
+        store_latents(tokens, memory, self._norm, queries)
         return queries
 
     def _attend(

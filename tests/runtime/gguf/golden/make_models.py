@@ -52,8 +52,12 @@ YARN = {
 }
 MINISTRAL3 = {**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
 LATENTS: dict[str, Any] = {
-    **{"num_key_value_heads": 4, "q_lora_rank": 6, "kv_lora_rank": 8},
-    **{"qk_nope_head_dim": 3, "qk_rope_head_dim": 2, "v_head_dim": 5},
+    "num_key_value_heads": 4,
+    "q_lora_rank": 6,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 3,
+    "qk_rope_head_dim": 2,
+    "v_head_dim": 5,
 }
 LATENT_YARN = {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}
 NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -220,7 +224,9 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
     "deepseek2-dense": transformers.YoutuConfig(**SIZES | LATENTS),
     "glm4-moe-lite": transformers.Glm4MoeLiteConfig(**SIZES | LATENTS | GLM_EXPERTS, scoring_func="sigmoid"),
     "minicpm3": transformers.MiniCPM3Config(
-        **SIZES | LATENTS, rope_parameters=LONGROPE | {"short_factor": [1.5], "long_factor": [4.0]}
+        **SIZES | LATENTS | {"v_head_dim": 4},
+        rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.5], "long_factor": [4.0]}
+        | {"original_max_position_embeddings": 96},
     ),
 }
 
