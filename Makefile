@@ -11,7 +11,7 @@ COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '$(NOT_STARTED)' $(VENV)/lib |
 INSTALL = $(BIN)/python -m kernels.cpu.build >/dev/null 2>&1 & $(BIN)/python -m pip install --quiet --no-compile --editable
 ARGS ?=
 
-.PHONY: serve test test-other check fix docs lines wheel bench test-gpu bench-gpu gpu-wheels gpu-install gpu-check chaos starts sanitize clean
+.PHONY: serve test test-other check fix docs lines wheel bench bench-compare test-gpu bench-gpu gpu-wheels gpu-install gpu-check chaos starts sanitize clean
 
 serve: $(VENV)/.serve
 	$(BIN)/python launch.py $(ARGS)
@@ -66,6 +66,15 @@ lines: $(VENV)/.dev
 # Measures on this machine and writes benchmarks/results/*.json: no other program should run.
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.run_all $(ARGS)
+
+# Compares this working tree with the commit OLD: new servers of both in turns, medians of pairs, in about ten minutes on a
+# quiet machine. A release shows its result.
+COMPARED = build/compared/$(OLD)
+bench-compare: $(VENV)/.dev
+	@[ -n "$(OLD)" ] || { echo "make bench-compare OLD=COMMIT"; exit 2; }
+	[ -d $(COMPARED) ] || git worktree add --detach $(COMPARED) $(OLD)
+	for file in assets/*/*.gguf; do [ -e $(COMPARED)/$$file ] || ln -s $(CURDIR)/$$file $(COMPARED)/$$file; done
+	$(BIN)/python -m benchmarks.bench_before_after --before $(COMPARED) --json build/compared/$(OLD).json $(ARGS)
 
 # For a machine with a CUDA GPU (docs/speed/gpu-run.md). These run on PYTHON as it is: it needs a torch built for CUDA,
 # triton, numpy, pytest, pytest-timeout and hypothesis, and for parts that are more than kernels the server's libraries.

@@ -34,7 +34,7 @@ from kernels.cpu.build import (  # noqa: E402
 APP = "sluice.app"
 """The package around the installed packages: other distributions have a `kernels` or a `messages`, too."""
 
-PROCESSES = ("frontend", "tokenizer_proc", "scheduler_proc", "detokenizer_proc")
+PROCESSES = ("frontend", "tokenizer_proc", "encoder_proc", "scheduler_proc", "detokenizer_proc")
 PACKAGES = find_packages(
     str(ROOT), include=[f"{name}*" for name in (*PROCESSES, "messages", "runtime", "supervisor", "kernels", "extras")]
 )

@@ -73,6 +73,7 @@ class Frontend(Front):
         self._streams.on_end = self._drain.check
 
     def _close(self) -> None:
+        self._service.images.close()
         self._service.ring.close()
         self._service.peers.close()
         for part in self._parts:
@@ -126,6 +127,7 @@ class Frontend(Front):
             return
         self._service.processes.update(message)
         self._continuations.follow()
+        self._service.images.store.clear_gone(self._service.processes.living_blocks(self._link.uid_block))
         self._service.hold.follow()
         self._service.queries.follow()
         self._service.peers.follow()

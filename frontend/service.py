@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from frontend.errors import UnavailableError
+from frontend.images.intake import ImageIntake
 from frontend.links.peers import Peers
 from frontend.links.processes import ProcessView
 from frontend.links.queries import Queries
@@ -62,6 +63,7 @@ class Service:
         bodies_mb = config.http.max_bodies_mb or BODIES_OF_FULL_SIZE * config.http.max_body_mb
         budget_mb = max(config.http.max_body_mb, bodies_mb / config.run.frontend_workers)
         self.bodies = BodyBudget(int(budget_mb * 2**20), self.admission.record_refusal)
+        self.images = ImageIntake(config, link.run_dir.images, link.uid_block, self.admission.record_refusal)
         self.metrics = RequestMetrics(config.facts.max_model_len)
         self.http_requests = HttpRequests()
         self.registry = Registry(link.uid_block, self._record_end, self._record_step)
@@ -221,6 +223,7 @@ class Service:
         if timeout_s is None:
             timeout_s = self.config.http.request_timeout_s
         self.registry.add(generation)
+        self.images.store.hold(image.digest for image in generation.message.images)
         generation.timeline.key = trace.client.key
         if timeout_s is not None:
             self.deadlines.watch(generation, trace.received_ns / 1e9 + timeout_s)
@@ -256,6 +259,8 @@ class Service:
     def record_response(self, trace: RequestTrace) -> None:
         """Cleans up after the response of an HTTP request, whether or not it succeeded."""
         trace.body.release()
+        self.images.store.release(trace.images)
+        trace.images.clear()
         for generation in trace.generations:
             self.leave(generation)
             if generation.final is not None:
@@ -295,6 +300,7 @@ class Service:
         self.hold.forget(generation)
         if generation.is_part:
             return
+        self.images.store.release(image.digest for image in generation.message.images)
         self.admission.record_end()
         if generation.final is final:
             self._record_reply(generation)
@@ -336,6 +342,8 @@ class Service:
             "calls": len(self.queries) + len(self.peers),
             "deadlines": len(self.deadlines),
             "body_bytes": self.bodies.num_bytes,
+            "image_bytes": self.images.store.num_bytes,
+            "image_fetches": self.images.num_fetches,
             "timelines": self.timelines.num_live,
             "placed_requests": len(self.router),
             "is_draining": float(self.admission.is_draining),
@@ -345,7 +353,9 @@ class Service:
 
 def _num_tokens(messages: Iterable[TokenizeMsg]) -> int:
     """Returns an estimate of the total number of tokens in the prompts."""
-    return sum(estimate_tokens(message.prompt_text, message.prompt_ids, message.chat) for message in messages)
+    return sum(
+        estimate_tokens(message.prompt_text, message.prompt_ids, message.chat, message.images) for message in messages
+    )
 
 
 def _end_so_far(generation: Generation, reason: AbortReason) -> UserReply:

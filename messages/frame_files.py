@@ -20,7 +20,7 @@ from messages.errors import SluiceError
 from messages.frames import HEADER
 from messages.ring.peers import ToFrontend
 from messages.ring.replies import ToDetokenizer
-from messages.ring.requests import ToScheduler, ToTokenizer
+from messages.ring.requests import ToEncoder, ToScheduler, ToTokenizer
 from messages.ring.steps import ToRank
 from messages.schema import SCHEMA_VERSION
 
@@ -50,6 +50,7 @@ SKIP = b"\xff" * 4
 UNIONS: dict[str, Any] = {
     "frontend": ToFrontend,
     "tokenizer": ToTokenizer,
+    "encoder": ToEncoder,
     "scheduler": ToScheduler,
     "detokenizer": ToDetokenizer,
     "rank": ToRank,

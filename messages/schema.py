@@ -9,7 +9,7 @@ import msgspec
 from messages.control.processes import ToLauncher, ToProcess
 from messages.ring.peers import ToFrontend
 from messages.ring.replies import ToDetokenizer
-from messages.ring.requests import ToScheduler, ToTokenizer
+from messages.ring.requests import ToEncoder, ToScheduler, ToTokenizer
 from messages.ring.steps import ToRank
 
 
@@ -32,5 +32,7 @@ def _describe(types: typing.Iterable[Any], found: dict[str, str]) -> None:
             _describe(hints.values(), found)
 
 
-SCHEMA_VERSION = make_version(ToTokenizer, ToScheduler, ToDetokenizer, ToFrontend, ToLauncher, ToProcess, ToRank)
+SCHEMA_VERSION = make_version(
+    ToTokenizer, ToEncoder, ToScheduler, ToDetokenizer, ToFrontend, ToLauncher, ToProcess, ToRank
+)
 """The launcher and its processes must have the same version."""

@@ -29,14 +29,26 @@ WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf")
 OTHER_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 """Patterns of configuration, tokenizer and chat template files."""
 
-TEXT_ALONE: dict[str, dict[str, Any]] = {
-    "Gemma3ForConditionalGeneration": {"vocab_size": 262_208, "max_position_embeddings": 131_072},
-    "Gemma4ForConditionalGeneration": {"vocab_size": 262_144, "max_position_embeddings": 131_072},
-    "Mistral3ForConditionalGeneration": {},
-    "Qwen3_5ForConditionalGeneration": {},
-    "Qwen3_5MoeForConditionalGeneration": {},
+IMAGE_MODELS = (
+    "Gemma3 Gemma4 Idefics3 InternVL Lfm2Vl Llava LlavaNext LlavaOnevision Mistral3 Qwen2VL Qwen2_5_VL Qwen3VL "
+    "Qwen3VLMoe Qwen3_5 Qwen3_5Moe SmolVLM"
+)
+TEXT_ALONE = frozenset(f"{name}ForConditionalGeneration" for name in IMAGE_MODELS.split()) | {"InternVLChatModel"}
+"""Models of images and text whose language model is a family."""
+
+LLAMA_SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32_000}
+TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {"vocab_size": 262_208, "max_position_embeddings": 131_072},
+    "gemma4_text": {"vocab_size": 262_144, "max_position_embeddings": 131_072},
+    "llama": {**LLAMA_SIZES, "intermediate_size": 11_008, "max_position_embeddings": 2048},
+    "mistral": {
+        **LLAMA_SIZES,
+        "intermediate_size": 14_336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
+    },
 }
-"""Models of images and text whose language model is served alone, and fields that their config.json may lack."""
+"""By the language model's type, fields that the config.json of a model of images may lack, as LLaVA's does."""
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -68,22 +80,24 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """Returns the fields of a config.json, those of the language model alone if the model is one of `TEXT_ALONE`.
+    """Returns the fields of a config.json, those of the language model first if the model is one of `TEXT_ALONE`.
 
     Its model type then decides its family, since the architecture is that of the whole.
     """
     fields = read_object(file)
-    text, named = fields.get("text_config"), fields.get("architectures")
+    named = fields.get("architectures")
     name = str(cast("list[object]", named)[0]) if isinstance(named, list) and named else ""
+    text: Any = fields.get("text_config") or fields.get("llm_config")  # the latter is InternVL's own name
     if name not in TEXT_ALONE or not isinstance(text, dict):
         return fields
     text, tied = cast("dict[str, Any]", text), "tie_word_embeddings"  # which either of them may say
+    kind = text.get("model_type")
     own: dict[str, Any] = {
         "architectures": list[str](),
-        "model_type": text.get("model_type"),
+        "model_type": kind,
         tied: fields.get(tied) or text.get(tied),
     }
-    return {**TEXT_ALONE[name], **text, **fields, **own}
+    return {**TEXT_DEFAULTS.get(str(kind), {}), **text, **fields, **own}
 
 
 @contextmanager

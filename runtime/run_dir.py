@@ -36,6 +36,8 @@ class RunDir:
         """The socket of PATH: where the server of a model among several listens."""
         self.black_box = path / "black-box"
         """The directory of the processes' last frames (`runtime/black_box/`), if they are recorded."""
+        self.images = path / "images"
+        """The directory of the images of open requests, in files named after the digests of their bytes."""
         self.profiles = path / "profiles"
         """The directory of the profiles to merge, if there are any."""
         self.head_keys = path / "head.key"
@@ -64,6 +66,14 @@ class RunDir:
     def kv_file(self, name: str) -> Path:
         """Returns the link to the launcher's in-memory file for the KV cache of scheduler `name`, if it has one."""
         return self.path / f"{name}.kv-cache"
+
+    def rows_file(self, name: str) -> Path:
+        """Returns the link to the launcher's in-memory file for the encodings of images of scheduler `name`."""
+        return self.path / f"{name}.rows"
+
+    def work_file(self, name: str) -> Path:
+        """Returns the file that names the image on which encoder `name` works; it outlives the process."""
+        return self.path / f"{name}.work"
 
     def ranks_file(self, name: str) -> Path:
         """Returns the file through which the ranks of scheduler `name` find each other."""

@@ -13,10 +13,12 @@ from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
 from scheduler_proc.deciding.drafting.draft_model import DraftLimits, DraftModel
 from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
 from scheduler_proc.deciding.drafting.drafts import NgramDrafter
+from scheduler_proc.deciding.image_asks import Encoders
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.open_cache import open_cache
 from scheduler_proc.deciding.pages.page_journal import PageJournal
 from scheduler_proc.deciding.pages.page_tiers import SAVE_S
+from scheduler_proc.deciding.pages.span_columns import SpanColumns
 from scheduler_proc.deciding.placed_spans import PlacedSpans
 from scheduler_proc.deciding.requests import Limits
 from scheduler_proc.deciding.rows.batch_columns import BatchBuilder
@@ -31,11 +33,16 @@ log = logging.getLogger("sluice.scheduler")
 
 
 def make_scheduler(
-    config: Config, runner: Runner, grammars: GrammarSource | None = None, wake: Callable[[], None] | None = None
+    config: Config,
+    runner: Runner,
+    grammars: GrammarSource | None = None,
+    wake: Callable[[], None] | None = None,
+    encoders: Encoders | None = None,
 ) -> Scheduler:
     """Returns a scheduler for the pages of `runner`, which have room for a request of full length.
 
-    `wake` is called in another thread when pages have arrived from a lower tier.
+    `wake` is called in another thread when pages have arrived from a lower tier. Without `encoders` no prompt has
+    images.
     """
     facts, page_size = config.facts, config.cache.block_size
     budget = Budget(config.scheduling.max_num_seqs, runner.max_num_batched_tokens, *_yielding(config, runner))
@@ -54,7 +61,8 @@ def make_scheduler(
     cache = open_cache(runner.num_pages, page_size, is_sharing, memory, store, runner.windows, runner.states)
     if config.model.num_lora_slots:
         cache.add_observer(make_adapter_slots(config, runner, wake))
-    cache.add_observer(PlacedSpans(runner.span_rows, page_size))
+    cache.add_observer(PlacedSpans(runner.span_rows, page_size, encoders, budget.max_num_batched_tokens))
+    cache.add_observer(SpanColumns())
     journal = cache.find_observer(PageJournal)
     if journal is not None and journal.num_recovered + journal.num_dropped:
         log.info("%d pages of the KV cache are taken over, %d dropped", journal.num_recovered, journal.num_dropped)

@@ -23,11 +23,14 @@ from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.torch_import import import_torch
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.deciding_half import close_store, make_scheduler
+from scheduler_proc.encoder_senders import EncoderSenders
 from scheduler_proc.grammar_builder import GrammarBuilder
 from scheduler_proc.ranks import load_as_leader
 from scheduler_proc.reply_sender import ReplySender
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Runner, RunningStep, Stepper
+
+MIB = 1 << 20
 
 log = logging.getLogger("sluice.scheduler")
 
@@ -57,7 +60,10 @@ def import_runner(link: ProcessLink) -> LoadRunner:
 
     def load_runner(config: Config, report: Report, engine: int) -> Runner:
         model = prepared or load_models(config, report, engine, weights_file)
-        return model.make_runner(report, kv_file)
+        runner = model.make_runner(report, kv_file)
+        if config.facts.vision is not None and runner.span_rows is not None:
+            runner.span_rows.open_file(files.rows_file(place_of(link.name)), int(config.images.image_cache_mb * MIB))
+        return runner
 
     return load_runner
 
@@ -72,8 +78,10 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
         return
     runner = load_runner(link.config, link.phase, engine + 1 - link.config.first_engine)
     grammars = GrammarBuilder(link.config, link.wake)
-    scheduler = make_scheduler(link.config, runner, grammars, link.wake)
     receiver: Receiver[ToScheduler] = Receiver(link.run_dir.socket(link.name), ToScheduler)
+    has_encoders = link.config.facts.vision is not None
+    encoders = EncoderSenders(engine, link.run_dir, link.open_sender, link.close_sender) if has_encoders else None
+    scheduler = make_scheduler(link.config, runner, grammars, link.wake, encoders)
     replies = ReplySender(scheduler, link.open_sender("detokenizer"), engine)
     link.add_receiver(receiver)
     step_times = StepTimes()

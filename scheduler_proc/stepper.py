@@ -15,7 +15,7 @@ from scheduler_proc.deciding.drafting.draft_model import run_draft_steps
 from scheduler_proc.deciding.isolation import run_step
 from scheduler_proc.deciding.pages.page_journal import PageMemory
 from scheduler_proc.deciding.pages.page_observer import PageStore
-from scheduler_proc.deciding.placed_spans import SpanRows
+from scheduler_proc.deciding.row_places import RowMemory
 from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.step_times import StepTimes
 
@@ -73,7 +73,7 @@ class Runner(Protocol):
     def page_store(self) -> PageStore | None: ...
 
     @property
-    def span_rows(self) -> SpanRows | None: ...
+    def span_rows(self) -> RowMemory | None: ...
 
     def memory_gauges(self) -> dict[str, float]: ...
 

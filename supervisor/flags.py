@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from messages import VERSION
+from messages.config.images import ImageConfig
 from messages.config.server import CacheConfig, HttpConfig, ModelConfig, RunConfig, SchedulingConfig
 from messages.errors import UsageError
 from messages.program import PROGRAM, START
@@ -24,6 +25,7 @@ CORE_SECTIONS: dict[str, type[msgspec.Struct]] = {
     "cache": CacheConfig,
     "scheduling": SchedulingConfig,
     "http": HttpConfig,
+    "images": ImageConfig,
     "run": RunConfig,
 }
 

@@ -1,4 +1,4 @@
-"""The files in memory that outlive the schedulers of the run: a KV cache for each, and the weights of all."""
+"""The files in memory that outlive schedulers: a KV cache and encodings of images for each, and the weights of all."""
 
 import ctypes
 import mmap
@@ -18,7 +18,7 @@ SLICE_BYTES = 16 << 20
 
 
 class MemoryFiles:
-    """Makes and gives back a file for the weights (one for each NUMA node) and one for each place of a scheduler.
+    """Makes and gives back a file for the weights (one for each NUMA node) and two for each place of a scheduler.
 
     They are found in the run directory. A file has no name but the link there: its memory is given back when the last
     process that has it has ended. `num_weight_bytes`: of the weights, if it is known.
@@ -54,18 +54,22 @@ class MemoryFiles:
                 make_huge(address, num_bytes)
 
     def provide(self, name: str) -> None:
-        """Creates the file for the process `name` and its successors, if it is a scheduler. Raises `OSError`."""
-        path = self._run_dir.kv_file(place_of(name))
-        if kind_of(name) == SCHEDULER and path not in self._descriptors:
-            self._make(path)
+        """Creates the files for the process `name` and its successors, if it is a scheduler. Raises `OSError`."""
+        for path in self._files_of(name) if kind_of(name) == SCHEDULER else ():
+            if path not in self._descriptors:
+                self._make(path)
 
     def drop(self, name: str) -> None:
-        """Closes the file of process `name`, which will have no successor."""
-        self._close(self._run_dir.kv_file(place_of(name)))
+        """Closes the files of process `name`, which will have no successor."""
+        for path in self._files_of(name):
+            self._close(path)
 
     def close(self) -> None:
         for path in list(self._descriptors):
             self._close(path)
+
+    def _files_of(self, name: str) -> tuple[Path, Path]:
+        return self._run_dir.kv_file(place_of(name)), self._run_dir.rows_file(place_of(name))
 
     def _make(self, path: Path) -> None:
         descriptor = os.memfd_create(f"sluice-{path.name}")

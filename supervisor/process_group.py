@@ -179,6 +179,8 @@ class ProcessGroup:
         del self._children[child.name]
         if not any(place_of(name) == place_of(child.name) for name in self._children):
             self.memory_files.drop(child.name)
+            with contextlib.suppress(OSError):  # what was killed has left it
+                self._site.run_dir.socket(child.name).unlink()
         self.board.remove(child.name)
         self.control.forget(child.name)
         self.publish(at_once=True)

@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
+from messages.config.images import HOST
 from messages.config.server import CHAT_SAMPLING, Config, ExtraConfig, ModelFacts
-from messages.control.processes import FRONTEND, RING
+from messages.control.processes import ENCODER, FRONTEND, RING
 from messages.engines import SCHEDULER, rank_name
 from messages.errors import BootError, UsageError
 from messages.program import PROGRAM
@@ -34,6 +35,7 @@ from supervisor.model.draft import add_draft_facts
 from supervisor.model.facts import read_model_facts
 from supervisor.model.gguf.model_directory import move_temporary
 from supervisor.model.lookup import check_is_utf8, find_model, find_tokenizer, model_name
+from supervisor.model.vision import add_vision_facts
 from supervisor.model.weight_bytes import find_weight_bytes
 from supervisor.process_group import Site
 from supervisor.python_process import python_command
@@ -41,10 +43,10 @@ from supervisor.restarts import check_rules, split_rule
 from supervisor.signals import SignalPipe
 from supervisor.supervisor import Supervisor
 
-PACKAGES = {FRONTEND: "frontend"} | {kind: f"{kind}_proc" for kind in RING}
-"""By process."""
-
 TOKENIZER = "tokenizer"
+
+PACKAGES = {FRONTEND: "frontend"} | {kind: f"{kind}_proc" for kind in (RING[0], ENCODER, *RING[1:])}
+"""By process, in the order of their starts."""
 
 USAGE_EXIT_CODE = 2
 FAILURE_EXIT_CODE = 1
@@ -114,6 +116,10 @@ RULES: tuple[Rule, ...] = (
         "--tensor-parallel: --lora and --max-loras are for one rank; leave them out, or use --data-parallel",
     ),
     (
+        lambda config: re.fullmatch(f"{HOST}(, ?{HOST})*", config.images.image_urls) is None,
+        "--image-urls must be none, public, or a list of hosts such as images.example,10.0.0.5:8080",
+    ),
+    (
         lambda config: not config.num_engines,
         "--data-parallel 0 wants engines on other machines, and the flags name none",
     ),
@@ -127,15 +133,23 @@ def build_config(sections: dict[str, Any], console: Console | None = None) -> Co
     """Returns the whole configuration, with the facts about the model; this may fetch the model from the hub."""
     config = check_flags(sections)
     for server in load_parts(config, "server"):
-        return server.add_facts(config)
+        return with_room_for_images(server.add_facts(config))
     model_dir = find_model(config.model, console)
     tokenizer_dir = find_tokenizer(config.model, model_dir, console)
     facts = read_model_facts(config.model, model_dir, tokenizer_dir, model_name(config.model))
+    facts = add_vision_facts(facts, config.model, config.images, console)
     facts = add_draft_facts(facts, config.model, config.scheduling, console)
     cache = config.cache
     if facts.pooling is not None and facts.pooling.is_encoder:  # it keeps nothing of a prompt
         cache = msgspec.structs.replace(cache, enable_prefix_caching=False, kv_disk="", kv_offload_gb=0.0)
-    return msgspec.structs.replace(config, facts=facts, cache=cache)
+    config = msgspec.structs.replace(config, facts=facts, cache=cache)
+    return config if facts.vision is None else with_room_for_images(config)
+
+
+def with_room_for_images(config: Config) -> Config:
+    """Returns the configuration of a server whose bodies may be as large as the largest image in base64."""
+    room_mb = max(config.http.max_body_mb, config.images.max_image_mb * 4 / 3 + 1)
+    return msgspec.structs.replace(config, http=msgspec.structs.replace(config.http, max_body_mb=room_mb))
 
 
 def check_flags(sections: dict[str, Any]) -> Config:
@@ -174,6 +188,7 @@ def server_commands(config: Config) -> list[Command]:
         return server.server_commands(config)
     run = config.run
     num_workers = {FRONTEND: run.frontend_workers, TOKENIZER: run.tokenizer_workers, SCHEDULER: run.data_parallel}
+    num_workers[ENCODER] = 0 if config.facts.vision is None else config.images.encoder_workers
     commands: list[Command] = []
     for name, package in PACKAGES.items():
         first = Command(name, python_command(package), name in run.external, imports_torch=name == SCHEDULER)

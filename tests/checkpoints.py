@@ -8,6 +8,7 @@ import msgspec
 import torch
 import transformers  # imports its models, which takes seconds, only when tests first use them
 
+from messages.config.images import ImageConfig
 from messages.config.server import (
     CacheConfig,
     Config,
@@ -30,6 +31,7 @@ SECTIONS = {
     "scheduling": SchedulingConfig,
     "http": HttpConfig,
     "run": RunConfig,
+    "images": ImageConfig,
 }
 
 GPT2_VARIANTS: dict[str, dict[str, Any]] = {
@@ -392,13 +394,25 @@ TRANSFORMERS_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "Starcoder2": {"starcoder2": {"sliding_window": 11}},
 }
 """Likewise, families that only transformers computes."""
-KNOWN = {
-    family: LLAMA_LIKE.get(family, {}) | EXPERT_VARIANTS.get(family, {}) for family in LLAMA_LIKE | EXPERT_VARIANTS
-} | TRANSFORMERS_VARIANTS
+MROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e6}
+IMAGE_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "Qwen2VL": {"qwen2-vl": {"rope_parameters": MROPE, "tie_word_embeddings": True}},
+    "Qwen2_5_VL": {"qwen2_5-vl": {"rope_parameters": MROPE}},
+    "Qwen3VL": {"qwen3-vl": {"rope_parameters": MROPE, "head_dim": 24, "tie_word_embeddings": True}},
+    "Qwen3VLMoe": {"qwen3-vl-moe": {**EXPERTS, "rope_parameters": MROPE, "head_dim": 16, "tie_word_embeddings": False}},
+}
+"""Fields of the language models of families that are named after models of images and text."""
+
+KNOWN = (
+    {family: LLAMA_LIKE.get(family, {}) | EXPERT_VARIANTS.get(family, {}) for family in LLAMA_LIKE | EXPERT_VARIANTS}
+    | TRANSFORMERS_VARIANTS
+    | IMAGE_VARIANTS
+)
 VARIANTS = [*GPT2_VARIANTS, *(variant for variants in LLAMA_LIKE.values() for variant in variants)]
 EVERY_ARCHITECTURE: dict[str, tuple[str, ...]] = {
     "GPT2LMHeadModel": tuple(GPT2_VARIANTS),
     **{f"{prefix}ForCausalLM": tuple(KNOWN[prefix]) for prefix in LLAMA_LIKE | EXPERT_VARIANTS},
+    **{f"{prefix}ForConditionalGeneration": tuple(KNOWN[prefix]) for prefix in IMAGE_VARIANTS},
 }
 """The variants of each architecture that a family describes."""
 
@@ -447,9 +461,20 @@ def _make_llama_like(variant: str, overrides: dict[str, Any]) -> "transformers.P
     }
     ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     family = next(family for family, variants in KNOWN.items() if variant in variants)
+    if family in IMAGE_VARIANTS:
+        return _make_image_model(family, shape | ends | IMAGE_VARIANTS[family][variant] | overrides)
     config_class = f"{family}{'TextConfig' if family in TEXT_CONFIGS else 'Config'}"
     hf_config = getattr(transformers, config_class)(**(shape | ends | KNOWN[family][variant] | overrides))
     return getattr(transformers, f"{family}ForCausalLM")(hf_config)
+
+
+def _make_image_model(family: str, text: dict[str, Any]) -> "transformers.PreTrainedModel":
+    """The model has the smallest encoder, which no prompt of text needs."""
+    encoder = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "deepstack_visual_indexes": [0]}
+    encoder |= {"out_hidden_size": text["hidden_size"], "num_position_embeddings": 16, "embed_dim": 32}
+    sections = {"text_config": text, "vision_config": encoder, "tie_word_embeddings": text.get("tie_word_embeddings")}
+    hf_config = getattr(transformers, f"{family}Config")(**sections)
+    return getattr(transformers, f"{family}ForConditionalGeneration")(hf_config)
 
 
 def _save(model: "transformers.PreTrainedModel", path: Path, saved_as: SavedAs) -> None:
@@ -474,8 +499,9 @@ def _save(model: "transformers.PreTrainedModel", path: Path, saved_as: SavedAs) 
 
 
 def _read_hf_config(model_dir: Path) -> tuple[dict[str, Any], int]:
-    """Returns config.json and its context length."""
+    """Returns config.json, with the fields of a model of several kinds' decoder, and its context length."""
     hf_config = read_config(model_dir / "config.json")
+    hf_config = hf_config.get("text_config", {}) | hf_config
     return hf_config, hf_config.get("n_positions") or hf_config["max_position_embeddings"]
 
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 PLACES: dict[str, tuple[str, ...]] = {
     "frontend": ("frontend",),
-    "tokenizer and detokenizer": ("tokenizer_proc", "detokenizer_proc"),
+    "tokenizer, encoder and detokenizer": ("tokenizer_proc", "encoder_proc", "detokenizer_proc"),
     "scheduler": ("scheduler_proc",),
     "CPU backend": ("kernels/cpu", "scheduler_proc/computing/backends/cpu"),
     "GPU backend": ("kernels/gpu", "scheduler_proc/computing/backends/cuda"),

@@ -11,6 +11,7 @@ from jinja2.meta import find_undeclared_variables
 from messages.errors import RequestError, bad_request
 from messages.ring.requests import THINKING_SWITCHES, ChatPrompt
 from runtime.chat_files import DEFAULT, ChatFiles
+from tokenizer_proc.image_forms import INDEX, ImagePieces
 from tokenizer_proc.message_forms import Message, MessageForms, functions_of, with_empty_fields
 from tokenizer_proc.template_sandbox import TemplateSandbox
 from tokenizer_proc.thoughts import close_thought
@@ -32,10 +33,12 @@ log = logging.getLogger("sluice.tokenizer")
 class CompiledTemplate:
     """One template, ready to render. Raises `TemplateError` for an invalid template."""
 
-    def __init__(self, sandbox: TemplateSandbox, source: str, special_tokens: dict[str, str]):
+    def __init__(self, sandbox: TemplateSandbox, source: str, files: ChatFiles):
         self._template: Template = sandbox.from_string(source)
-        self._special_tokens = special_tokens
-        self.forms = MessageForms(lambda messages, tools: self.render(messages, {"tools": tools}))
+        self._special_tokens = files.special_tokens
+        self.forms = MessageForms(
+            lambda messages, tools: self.render(messages, {"tools": tools}), files.image_marker, files.image_part
+        )
         names = find_undeclared_variables(sandbox.parse(source))
         self.has_switch = not names.isdisjoint(THINKING_SWITCHES)
         """The template has a variable that switches reasoning off."""
@@ -63,25 +66,40 @@ class ChatTemplates:
 
     def __init__(self, files: ChatFiles):
         self._by_name: dict[str, CompiledTemplate | str] = {}
+        self._marker = files.image_marker
         sandbox = TemplateSandbox()
         for name, source in files.templates.items():
             try:
-                self._by_name[name] = CompiledTemplate(sandbox, source, files.special_tokens)
+                self._by_name[name] = CompiledTemplate(sandbox, source, files)
             except Exception as error:  # Python's compiler has limits of its own: a SyntaxError, a RecursionError
                 self._by_name[name] = _explain(error)
                 log.error("the model's chat template %r cannot be used: %s", name, _explain(error))
         default = self._by_name.get(DEFAULT)
         self.mistake = default if isinstance(default, str) else None
 
-    def render(self, chat: ChatPrompt) -> str:
-        """Returns the chat as text. Raises `RequestError`, a 400 with the template's own message if it fails."""
+    def render(self, chat: ChatPrompt) -> str | ImagePieces:
+        """Returns the chat as text, in pieces if it has images (`number_images`).
+
+        Raises `RequestError`, a 400 with the template's own message if it fails.
+        """
+        if not self._marker or INDEX.encode() not in chat.messages:
+            return self._render(chat)[0]
+        letter = _find_unused(chat.messages + chat.template_kwargs)
+        text, images = self._render(_replaced(chat, self._marker, letter))
+        pieces = text.split(self._marker)
+        if len(pieces) != len(images) + 1:
+            raise _refusal(f"it has {len(pieces) - 1} places for {len(images)} images")
+        return ImagePieces(tuple(piece.replace(letter, self._marker) for piece in pieces), tuple(images))
+
+    def _render(self, chat: ChatPrompt) -> tuple[str, list[int]]:
+        """Returns the chat as text, and the numbers of its images in their order."""
         messages = _decode(chat.messages, list[dict[str, Any]], "messages", "messages")
         template_kwargs = _decode(chat.template_kwargs, dict[str, Any], "template's variables", "chat_template_kwargs")
         if not messages:
             raise bad_request("The chat is empty: it must have at least one message", "messages")
         template = self._choose(template_kwargs)
         messages = [{name: value for name, value in message.items() if value is not None} for message in messages]
-        messages = template.forms.adapt(messages, template_kwargs.get("tools"))
+        messages, images = template.forms.adapt_images(messages, template_kwargs.get("tools"))
         final_text = _mark_end(messages) if chat.continue_final_message else None
         template_kwargs["add_generation_prompt"] = chat.add_generation_prompt and not chat.continue_final_message
         try:
@@ -93,10 +111,10 @@ class ChatTemplates:
         if len(text) > MAX_CHARS:
             raise _refusal(f"it makes a text of more than {MAX_CHARS} characters")
         if final_text is not None:
-            return _cut_at_mark(text, final_text)
-        if chat.thought is not None and chat.thought.is_off and chat.add_generation_prompt:
-            return close_thought(text, chat.thought, has_switch=template.has_switch)
-        return text
+            text = _cut_at_mark(text, final_text)
+        elif chat.thought is not None and chat.thought.is_off and chat.add_generation_prompt:
+            text = close_thought(text, chat.thought, has_switch=template.has_switch)
+        return text, images
 
     def _choose(self, template_kwargs: dict[str, Any]) -> CompiledTemplate:
         name = TOOL_USE if template_kwargs.get("tools") is not None and TOOL_USE in self._by_name else DEFAULT
@@ -106,6 +124,21 @@ class ChatTemplates:
         if isinstance(template, str):
             raise _refusal(template)
         return template
+
+
+def _find_unused(data: bytes) -> str:
+    """Returns a character of Unicode's private use area that is not in the text."""
+    letters = (letter for letter in map(chr, range(0xE000, 0xF900)) if letter.encode() not in data)
+    if letter := next(letters, ""):
+        return letter
+    raise bad_request("The chat has too many characters of the private use area of Unicode", "messages")
+
+
+def _replaced(chat: ChatPrompt, marker: str, letter: str) -> ChatPrompt:
+    """Returns the chat with `letter` for the marker in texts of the client, which stand for no images."""
+    old, new = marker.encode(), letter.encode()
+    messages, variables = chat.messages.replace(old, new), chat.template_kwargs.replace(old, new)
+    return msgspec.structs.replace(chat, messages=messages, template_kwargs=variables)
 
 
 def _decode(data: bytes, kind: type[T], what: str, param: str) -> T:

@@ -12,8 +12,8 @@ from messages.errors import ErrorInfo
 from messages.ring.replies import UserReply
 from messages.ring.requests import AbortMsg, Grammar, UserMsg
 from runtime.background import BackgroundCalls, NeverBegunError
+from runtime.child_process import ChildEndedError, ChildProcess, ChildTimeoutError, RestartedChild
 from runtime.grammars import NUM_KEPT, grammar_is_late, grammars_are_busy
-from tokenizer_proc.child_process import ChildEndedError, ChildProcess, ChildTimeoutError, RestartedChild
 from tokenizer_proc.grammar_child import MAX_CPU_S, GrammarCheck
 
 LOAD_TIMEOUT_S = 120.0

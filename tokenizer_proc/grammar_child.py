@@ -16,7 +16,7 @@ from messages.config.server import ModelFacts
 from messages.errors import ErrorInfo, RequestError
 from messages.ring.requests import Grammar
 from runtime.background import STACK_BYTES
-from tokenizer_proc.child_process import lower_limit, open_pipes, read_frame, write_frame
+from runtime.child_process import lower_limit, open_pipes, read_frame, write_frame
 from tokenizer_proc.grammars import GrammarReader
 
 MAX_CPU_S = 2

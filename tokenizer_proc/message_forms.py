@@ -10,7 +10,8 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
-Message = dict[str, Any]
+from tokenizer_proc.image_forms import INDEX, ImageForms, Message, parts_of, take_numbers
+
 RenderMessages = Callable[[list[Message], list[Any] | None], str]
 
 NEEDLE = "Qx7vZk"
@@ -36,19 +37,39 @@ TOOL: dict[str, Any] = {
 
 
 class MessageForms:
-    """`render` renders messages with tools (`None`: without any) and raises whatever the template raises."""
+    """`render` renders messages with tools (`None`: without any) and raises whatever the template raises.
 
-    def __init__(self, render: RenderMessages):
+    `image_marker` and `image_part`: those of `ChatFiles`.
+    """
+
+    def __init__(self, render: RenderMessages, image_marker: str = "", image_part: str = ""):
         self._render = render
+        self._image_marker = image_marker
+        self._images = ImageForms(image_part, self._shows_image)
         self._is_read: dict[tuple[str, str], bool] = {}
         """By role and form of a content: "text" or "parts"."""
 
     def adapt(self, messages: list[Message], tools: Any = None) -> list[Message]:
         """Returns the messages in forms that the template reads, unchanged if it reads none."""
-        adapted = [self._adapt(message) for message in self._separate_calls(self._place_system(messages))]
-        if not isinstance(tools, list) or not tools or not self._reads_tools_in_system:
-            return adapted
-        return _with_tools_in_system(tools, adapted)  # pyright: ignore[reportUnknownArgumentType]
+        return self.adapt_images(messages, tools)[0]
+
+    def adapt_images(self, messages: list[Message], tools: Any = None) -> tuple[list[Message], list[int]]:
+        """Returns the messages as `adapt` does, and the numbers of their images in the order of the text."""
+        arranged = self._separate_calls(self._place_system(self._place_images(messages)))
+        images = take_numbers(arranged)
+        adapted = [self._adapt(message) for message in arranged]
+        if isinstance(tools, list) and tools and self._reads_tools_in_system:
+            adapted = _with_tools_in_system(tools, adapted)  # pyright: ignore[reportUnknownArgumentType]
+        return adapted, images
+
+    def _place_images(self, messages: list[Message]) -> list[Message]:
+        if not any(INDEX in part for message in messages for part in parts_of(message.get("content"))):
+            return messages
+        return self._images.place(messages, keeps_system=self._place_system(messages) is messages)
+
+    def _shows_image(self, role: str, content: list[dict[str, Any]]) -> bool:
+        chat = self._probe(role, [*content, {"type": "text", "text": NEEDLE}])
+        return self._shows(chat, lambda text: NEEDLE in text and text.count(self._image_marker) == 1)
 
     def _adapt(self, message: Message) -> Message:
         role, content = message["role"], message.get("content")
@@ -104,16 +125,17 @@ class MessageForms:
     def _reads(self, role: str, form: str) -> bool:
         role = role if role in PROBED_ROLES else "user"
         if (role, form) not in self._is_read:
+            content = NEEDLE if form == "text" else [{"type": "text", "text": NEEDLE}]
             self._is_read[role, form] = self._shows(
-                self._probe(role, form), lambda text: NEEDLE in text and not DUMPED_PART.search(text)
+                self._probe(role, content), lambda text: NEEDLE in text and not DUMPED_PART.search(text)
             )
         return self._is_read[role, form]
 
     def _reads_any(self, role: str) -> bool:
         return self._reads(role, "text") or self._reads(role, "parts")
 
-    def _probe(self, role: str, form: str) -> list[Message]:
-        message = {"role": role, "content": NEEDLE if form == "text" else [{"type": "text", "text": NEEDLE}]}
+    def _probe(self, role: str, content: Any) -> list[Message]:
+        message = {"role": role, "content": content}
         match role:
             case "user":
                 return [message]
@@ -213,7 +235,10 @@ def _with_text_of_user(text: str, messages: list[Message]) -> list[Message] | No
     """Prepends `text` to the first user message; `None` if there is none."""
     for i, message in enumerate(messages):
         if message["role"] == "user":
-            begun = message | {"content": f"{text}\n\n{text_of(message.get('content'))}"}
+            content = message.get("content")
+            has_images = any(INDEX in part for part in parts_of(content))
+            rest = [{"type": "text", "text": f"{text}\n\n"}, *parts_of(content)] if has_images else None
+            begun = message | {"content": rest or f"{text}\n\n{text_of(content)}"}
             return [*messages[:i], begun, *messages[i + 1 :]]
     return None
 

@@ -1,7 +1,7 @@
 """Shortens a chat that does not fit the context, as Ollama does: its oldest messages are left out."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -9,8 +9,10 @@ from messages.ring.requests import ChatPrompt
 
 OF_TURNS = ("user", "assistant", "tool")
 
+T = TypeVar("T")
 
-def drop_oldest(chat: ChatPrompt, render: Callable[[ChatPrompt], str], fits: Callable[[str], bool]) -> str | None:
+
+def drop_oldest(chat: ChatPrompt, render: Callable[[ChatPrompt], T], fits: Callable[[T], bool]) -> T | None:
     """Returns the text of the chat with as many turns as `fits` accepts, at least the newest; `None` if it has one.
 
     A turn begins with a message of the user, so that no result is left without its call; messages outside of turns,
@@ -19,7 +21,7 @@ def drop_oldest(chat: ChatPrompt, render: Callable[[ChatPrompt], str], fits: Cal
     messages = msgspec.json.decode(chat.messages, type=list[dict[str, Any]])
     starts = [index for index, message in enumerate(messages) if message["role"] == "user"]
 
-    def text_of(num_turns: int) -> str:
+    def text_of(num_turns: int) -> T:
         first = starts[-num_turns]
         kept = [message for i, message in enumerate(messages) if i >= first or message["role"] not in OF_TURNS]
         return render(msgspec.structs.replace(chat, messages=msgspec.json.encode(kept)))

@@ -7,7 +7,8 @@ import msgspec
 
 from messages.columns import INT32, pack_float32, pack_int32, unpack_float32, unpack_int32
 from messages.errors import bad_request, quoted
-from messages.ring.requests import Dry, Pooling, SamplingParams
+from messages.ring.dry import Dry
+from messages.ring.requests import Pooling, SamplingParams
 from tokenizer_proc.encoding import Encoding
 
 

@@ -5,12 +5,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import msgspec
 
 from messages.channels import Receiver
 from messages.columns import num_int32
+from messages.config.images import VisionFacts
 from messages.config.server import Config
 from messages.engines import SchedulerSenders
 from messages.errors import BootError, ErrorInfo, RequestError
@@ -31,11 +33,13 @@ from messages.ring.timeline import Tokenized, TokenizedRow
 from messages.ring.uids import frontend_blocks
 from runtime.background import NUM_THREADS, BackgroundCalls
 from runtime.chat_files import read_chat_files
+from runtime.images.registry import read_rule
 from runtime.process import BEAT_INTERVAL_S, ProcessLink, run_process
 from tokenizer_proc import calls
 from tokenizer_proc.backlog import Backlog, Entry, Text, uids_of
 from tokenizer_proc.encoding import Encoding, load_encoding
 from tokenizer_proc.grammar_checks import GrammarChecks
+from tokenizer_proc.image_forms import ImagePieces
 from tokenizer_proc.prompts import PromptReader
 from tokenizer_proc.template_process import ChatRenderer, TemplateProcess
 
@@ -62,7 +66,7 @@ class ThreadTemplates:
         self._begin = begin
         self._local = threading.local()
 
-    def render(self, chat: ChatPrompt) -> str:
+    def render(self, chat: ChatPrompt) -> str | ImagePieces:
         """See `ChatRenderer`."""
         if not hasattr(self._local, "templates"):
             self._local.templates = self._begin()
@@ -80,12 +84,13 @@ class TextServer:
         max_model_len: int,
         long_templates: ChatRenderer | None = None,
         named: Mapping[str, str] = {},
+        vision: VisionFacts | None = None,
     ):
         self._encoding = encoding
         self._templates = templates
         self._long_templates = long_templates or templates
         self._vocab_size = vocab_size
-        self._reader = PromptReader(encoding, vocab_size, max_model_len, named)
+        self._reader = PromptReader(encoding, vocab_size, max_model_len, named, vision)
 
     def answer(self, message: Text, *, is_long: bool = False) -> list[Answer]:
         """Returns messages for the scheduler or, for calls and rejected prompts, for the frontend. Never raises.
@@ -97,12 +102,10 @@ class TextServer:
             if isinstance(message, DecodeMsg):
                 return [calls.decode(message, self._encoding, self._vocab_size)]
             templates = self._long_templates if is_long else self._templates
-            text = message.prompt_text if message.chat is None else templates.render(message.chat)
-            if isinstance(message, TokenizeMsg) and text is not None:
-                text = self._reader.shorten(message, text, templates.render)
+            prompt = self._reader.text_of(message, templates.render)
             if isinstance(message, EncodeMsg):
-                return [calls.encode(message, text or "", self._encoding)]
-            return [*self._reader.read(message, text, begun_ns)]
+                return [calls.encode(message, prompt.text if prompt else "", self._encoding)]
+            return [*self._reader.read(message, prompt, begun_ns)]
         except BaseException as error:
             return _refuse(message, error, begun_ns)
 
@@ -233,6 +236,10 @@ def load_server(config: Config) -> TextServer:
     """
     facts = config.facts
     files = read_chat_files(facts.tokenizer_dir, config.model.chat_template)
+    if facts.vision is not None:
+        rule = read_rule(facts.vision)
+        marker = rule.marker_in("".join(files.templates.values()))
+        files = replace(files, image_marker=marker, image_part=rule.part.replace(rule.marker, marker))
     templates = TemplateProcess(files, SHORT_CPU_S)
     encoding = load_encoding(facts.tokenizer_dir)
     mistake = templates.find_mistake()
@@ -240,7 +247,7 @@ def load_server(config: Config) -> TextServer:
         raise BootError(f"the chat template {config.model.chat_template} has a mistake: {mistake}")
     long_templates = ThreadTemplates(partial(TemplateProcess, files))
     sizes = facts.vocab_size, facts.max_model_len
-    return TextServer(encoding, templates, *sizes, long_templates, files.special_tokens)
+    return TextServer(encoding, templates, *sizes, long_templates, files.special_tokens, facts.vision)
 
 
 def tokenized_row(prompt: UserMsg) -> TokenizedRow:

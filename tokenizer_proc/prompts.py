@@ -7,10 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 
 from messages.columns import pack_int32, unpack_int32
+from messages.config.images import VisionFacts
 from messages.errors import ErrorInfo, RequestError, bad_request
 from messages.ring.infill import Infill
-from messages.ring.requests import ChatPrompt, SamplingParams, TokenizeMsg, UserMsg
+from messages.ring.requests import ChatPrompt, EncodeMsg, SamplingParams, TokenizeMsg, Truncation, UserMsg
+from messages.ring.spans import PromptSpan
 from tokenizer_proc.encoding import MAX_ENCODED_CHARS, Encoding
+from tokenizer_proc.image_forms import ImagePieces
+from tokenizer_proc.image_prompts import ImagePrompts, PromptText
 from tokenizer_proc.infill import InfillEncoder
 from tokenizer_proc.joined_texts import Texts
 from tokenizer_proc.oldest_messages import drop_oldest
@@ -23,42 +27,78 @@ MAX_COUNTED_CHARS = 100_000
 """A pooled text of at most this length is encoded to count its tokens. Tokenizers of encoders drop spaces, so a long
 text may have few."""
 
+RenderChat = Callable[[ChatPrompt], str | ImagePieces]
+
 
 class PromptReader:
     """Converts `TokenizeMsg`s to `UserMsg`s for one model, in any thread.
 
     Caches the ids of the latest text and the latest parameters, which the prompts of one HTTP request and continuations
     of its choices share. `vocab_size` is the model's; `max_model_len` is the maximum length of prompt plus output in
-    tokens. `named`: texts of special tokens by name.
+    tokens. `named`: texts of special tokens by name. `vision`: the model's facts about images, if it reads any.
     """
 
-    def __init__(self, encoding: Encoding, vocab_size: int, max_model_len: int, named: Mapping[str, str] = {}):
+    def __init__(
+        self,
+        encoding: Encoding,
+        vocab_size: int,
+        max_model_len: int,
+        named: Mapping[str, str] = {},
+        vision: VisionFacts | None = None,
+    ):
         self._encoding = encoding
+        self._images = ImagePrompts(vision, max_model_len, encoding.id_of)
         self._infills = InfillEncoder(encoding, named, max_model_len)
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._last_ids: tuple[tuple[str, bool, Infill | None], array[int]] | None = None
         self._last_params: tuple[SamplingParams, SamplingParams] | None = None
 
-    def read(self, message: TokenizeMsg, text: str | None, begun_ns: int) -> Iterator[UserMsg]:
+    def text_of(self, message: TokenizeMsg | EncodeMsg, render: RenderChat) -> PromptText | None:
+        """Returns the message's text or its rendered chat, with the tokens of its images; `None` for a prompt of ids.
+
+        A chat leaves its oldest messages out if they must be dropped to fit the context. Raises `RequestError`.
+        """
+        images, chat = self._images.limited(message.images), self._images.numbered(message)
+        cut = message.truncation if isinstance(message, TokenizeMsg) else None
+
+        def expand(chat: ChatPrompt) -> PromptText:
+            return self._images.expand(render(chat), images)
+
+        if chat is None:
+            prompt = self._images.expand_text(message.prompt_text, images)
+        else:
+            prompt = expand(chat)
+            if isinstance(message, TokenizeMsg) and cut is not None and cut.drops_messages:
+                limit = self._max_prompt_tokens(message.sampling_params)
+                if not self._fits(prompt.text, limit):
+                    return drop_oldest(chat, expand, lambda shorter: self._fits(shorter.text, cut.num_tokens)) or prompt
+        if images and prompt is not None:
+            self._images.check(prompt, images)
+        return prompt
+
+    def read(self, message: TokenizeMsg, prompt: PromptText | None, begun_ns: int) -> Iterator[UserMsg]:
         """Yields the message of each request, with valid ids and with `max_tokens` limited by the context.
 
-        `text` is the message's text or its rendered chat, `None` for a prompt of ids. If `max_tokens` is above 0, the
+        `prompt` is that of `text_of`. If `max_tokens` is above 0, the
         prompt must leave room for a token. Raises `RequestError`, and whatever the tokenizer raises.
         """
-        asked = message.sampling_params
-        chat, place = message.chat, None
+        asked, images = message.sampling_params, self._images.limited(message.images)
+        chat, place, text = message.chat, None, None if prompt is None else prompt.text
         if text is not None and chat is not None and chat.thought is not None:
             place = place_of(text, chat.thought, begun_in(chat))
             asked = with_thought(asked, chat.thought, place)
         if message.infill is not None:
             asked = self._infills.with_ends(asked)
         max_prompt_tokens = self._max_prompt_tokens(asked)
-        param = "prompt" if message.chat is None else "messages"
+        param, spans = "prompt" if message.chat is None else "messages", message.spans
         if text is None:
             ids = self._cut(unpack_int32(message.prompt_ids), message)
         elif asked.pooling is None:
-            ids = self._cut(self._ids_of(text, message, max_prompt_tokens, param), message)
+            whole = self._ids_of(text, message, max_prompt_tokens, param)
+            ids = self._cut(whole, message)
+            if prompt is not None and prompt.runs:
+                spans = _left_spans(self._images.find_spans(whole, prompt, images), message.truncation, whole, ids)
         else:
             ids, second_start = self._join(text, message, max_prompt_tokens, param)
             asked = msgspec.structs.replace(
@@ -81,25 +121,16 @@ class PromptReader:
             num_chars_sent=message.num_chars_sent,
             engine=message.engine,
             group=message.group,
-            spans=message.spans,
+            spans=spans,
             begins_in_thought=place == "inside",
             client=message.client,
             share=message.share,
+            images=images,
         )
         yield first
         for sibling in message.siblings:
             own = msgspec.structs.replace(params, seed=sibling.seed)
             yield msgspec.structs.replace(first, uid=sibling.uid, engine=sibling.engine, sampling_params=own)
-
-    def shorten(self, message: TokenizeMsg, text: str, render: Callable[[ChatPrompt], str]) -> str:
-        """Returns the text of a chat, without its oldest messages if they must be left out to fit the context.
-
-        Raises `RequestError` of the template.
-        """
-        cut, limit = message.truncation, self._max_prompt_tokens(message.sampling_params)
-        if message.chat is None or cut is None or not cut.drops_messages or self._fits(text, limit):
-            return text
-        return drop_oldest(message.chat, render, lambda shorter: self._fits(shorter, cut.num_tokens)) or text
 
     def _max_prompt_tokens(self, params: SamplingParams) -> int:
         return self._max_model_len - min(1, params.max_tokens)
@@ -209,3 +240,16 @@ class PromptReader:
         )
         too_long = (num_tokens, max_prompt_tokens)
         return RequestError(ErrorInfo(400, message, param=param, code="context_length_exceeded", too_long=too_long))
+
+
+def _left_spans(
+    spans: tuple[PromptSpan, ...], cut: Truncation | None, whole: "array[int]", ids: "array[int]"
+) -> tuple[PromptSpan, ...]:
+    """Returns the spans of images in `ids`, what truncation has left of the ids of the `whole` text.
+
+    Raises `RequestError` if it has cut an image off.
+    """
+    offset = len(whole) - len(ids) if cut is not None and cut.side == "left" else 0
+    if spans and not offset <= spans[0].start <= spans[-1].end - offset <= len(ids):
+        raise bad_request("The prompt cannot be truncated: it would lose an image, or a part of one", "messages")
+    return tuple(msgspec.structs.replace(span, start=span.start - offset) for span in spans)

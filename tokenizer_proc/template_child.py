@@ -6,7 +6,6 @@ An empty frame in place of a chat requests the error of the default template. A 
 seconds of CPU time ends the process; no template can catch that.
 """
 
-import resource
 import signal
 import sys
 
@@ -15,8 +14,8 @@ import msgspec
 from messages.errors import RequestError, bad_request
 from messages.ring.requests import ChatPrompt
 from runtime.chat_files import ChatFiles
+from runtime.child_process import limit_added_memory, open_pipes, read_frame, write_frame
 from tokenizer_proc.chat import ChatTemplates
-from tokenizer_proc.child_process import lower_limit, open_pipes, read_frame, write_frame
 
 MAX_BYTES = 256 << 20
 """The memory limit for the templates and the chat being rendered."""
@@ -24,7 +23,7 @@ MAX_BYTES = 256 << 20
 
 def main() -> int:
     requests, replies = open_pipes()
-    _limit_memory()
+    limit_added_memory(MAX_BYTES)
     cpu_s = float(sys.argv[2])
     files = read_frame(requests)
     if files is None:
@@ -49,16 +48,6 @@ def _answer(templates: ChatTemplates, chat: bytes) -> bytes:
         pass
     why = f"it needs more than {MAX_BYTES >> 20} MiB of memory"
     return msgspec.msgpack.encode(bad_request(f"The chat template refused the messages: {why}", "messages").info)
-
-
-def _limit_memory() -> None:
-    """Limits this process to `MAX_BYTES` more memory than it has now (Linux only)."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
-            num_bytes = int(file.read().split()[0]) * resource.getpagesize()
-    except OSError:
-        return
-    lower_limit(resource.RLIMIT_AS, num_bytes + MAX_BYTES)
 
 
 if __name__ == "__main__":

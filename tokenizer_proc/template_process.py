@@ -11,7 +11,8 @@ import msgspec
 from messages.errors import ErrorInfo, RequestError, bad_request
 from messages.ring.requests import ChatPrompt
 from runtime.chat_files import ChatFiles
-from tokenizer_proc.child_process import ChildEndedError, ChildTimeoutError, RestartedChild
+from runtime.child_process import ChildEndedError, ChildTimeoutError, RestartedChild
+from tokenizer_proc.image_forms import ImagePieces
 
 MAX_CPU_S = 2.0
 """The limit for one rendering. Real templates take less than a millisecond per message."""
@@ -21,8 +22,11 @@ MAX_WAIT_S = 60.0
 
 
 class ChatRenderer(Protocol):
-    def render(self, chat: ChatPrompt) -> str:
-        """Returns the chat as text. Raises `RequestError`, a 400 with the template's own words if it refuses."""
+    def render(self, chat: ChatPrompt) -> str | ImagePieces:
+        """Returns the chat as text, in pieces if it has images (`number_images`).
+
+        Raises `RequestError`, a 400 with the template's own words if it refuses.
+        """
         ...
 
 
@@ -42,7 +46,7 @@ class TemplateProcess(RestartedChild):
         except ChildEndedError as error:
             return self._explain(error)
 
-    def render(self, chat: ChatPrompt) -> str:
+    def render(self, chat: ChatPrompt) -> str | ImagePieces:
         """See `ChatRenderer`."""
         try:
             reply = self.ask(msgspec.msgpack.encode(chat), MAX_WAIT_S)
@@ -55,7 +59,7 @@ class TemplateProcess(RestartedChild):
                 raise  # the caller logs it and refuses the request with 500
             reason = self._explain(error)
             raise bad_request(f"The chat template refused the messages: {reason}", "messages") from None
-        answer = msgspec.msgpack.decode(reply, type=str | ErrorInfo)
+        answer = msgspec.msgpack.decode(reply, type=str | ImagePieces | ErrorInfo)
         if isinstance(answer, ErrorInfo):
             raise RequestError(answer)
         return answer

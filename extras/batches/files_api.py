@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from extras.batches.form_parser import FORM_BYTES, FormParser, file_too_large
 from extras.batches.line_run import run_whole
-from extras.batches.records import FileRecord, KeepSeconds
+from extras.batches.records import FileRecord, KeepSeconds, Purpose
 from extras.batches.results import DISK_FULL
 from extras.batches.store import KEEP_S, MAX_FILES, BatchStore
 from frontend.errors import not_found
@@ -34,8 +34,8 @@ T = TypeVar("T")
 class UploadForm(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of the form."""
 
-    file: Annotated[str, Meta(description="a file of JSON lines", extra_json_schema={"format": "binary"})]
-    purpose: Literal["batch"]
+    file: Annotated[str, Meta(description="JSON lines, or an image", extra_json_schema={"format": "binary"})]
+    purpose: Purpose
     expires_after_anchor: Literal["created_at"] | msgspec.UnsetType = msgspec.field(
         name="expires_after[anchor]", default=msgspec.UNSET
     )
@@ -96,9 +96,9 @@ class FilesApi(StoreApi):
             if length.isdecimal():
                 await on_disk(partial(upload.reserve, int(length)))
             await self._read(request, form)
-            filename, keep_s = _check_form(form)
+            checked = _check_form(form)
             key = trace_of(request.scope).client.key
-            return JsonReply(await on_disk(lambda: store.add_file(upload, filename, keep_s, key)))
+            return JsonReply(await on_disk(lambda: store.add_file(upload, *checked, key)))
         finally:
             await run_whole(upload.close)
 
@@ -185,14 +185,14 @@ async def on_disk(function: Callable[[], T]) -> T:
         raise RequestError(ErrorInfo(507, message, "server_error", code="disk_full")) from None
 
 
-def _check_form(form: FormParser) -> tuple[str, int]:
-    """Returns the file's name and lifetime in seconds. Raises `RequestError` (400)."""
+def _check_form(form: FormParser) -> tuple[str, Purpose, int]:
+    """Returns the file's name, purpose, and lifetime in seconds. Raises `RequestError` (400)."""
     try:
         parts = msgspec.convert(form.fields, UploadForm, strict=False)
     except msgspec.ValidationError as error:
-        raise bad_request(f"the form is wrong: {error}; it takes file, purpose (batch) and expires_after") from None
+        raise bad_request(f"the form is wrong: {error}; it takes file, purpose and expires_after") from None
     if form.filename is None or form.file_field != "file":
         raise bad_request("file must be a file: it has no filename", "file")
     keep_s = parts.expires_after_seconds
     name = Path(form.filename or "batch.jsonl").name[:MAX_NAME_CHARS]
-    return name, KEEP_S if isinstance(keep_s, msgspec.UnsetType) else keep_s
+    return name, parts.purpose, KEEP_S if isinstance(keep_s, msgspec.UnsetType) else keep_s

@@ -28,6 +28,8 @@ class BatchPart(FrontendPart):
         batch = self._batch = BatchConfig.of(config)
         self._store = BatchStore(Path(batch.batch_dir), int(batch.batch_dir_gb * 2**30)) if batch.batch_dir else None
         self._runners: list[BatchRunner | OfflineBatch] = []
+        if self._store is not None:
+            context.service.images.read_file = self._store.read_file
         files = FilesApi(self._store, int(batch.max_batch_file_mb * 2**20))
         self.endpoints = batching(files, BatchApi(self._store, context.unknown))
 

@@ -16,6 +16,9 @@ Ending = Literal["completed", "expired", "cancelled"]
 KeepSeconds = Annotated[int, Meta(ge=3600, le=2_592_000)]
 """How long a file may stay: from an hour to 30 days."""
 
+Purpose = Literal["batch", "vision", "user_data"]
+"""What a client uploads: the requests of a batch, or (the last two) images that requests name by the file's id."""
+
 OPEN = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
 
 
@@ -37,7 +40,7 @@ class FileRecord(OwnedRecord, frozen=True, kw_only=True):
     created_at: int
     expires_at: int
     filename: str
-    purpose: Literal["batch", "batch_output"]
+    purpose: Purpose | Literal["batch_output"]
     status: Literal["processed"] = "processed"
 
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
-from extras.batches.records import BatchRecord, FileRecord
+from extras.batches.records import BatchRecord, FileRecord, Purpose
 from extras.batches.uploads import SUFFIX as UPLOAD_SUFFIX
 from extras.batches.uploads import Upload, left_over
 from frontend.errors import not_found
@@ -97,13 +97,13 @@ class BatchStore:
         if num_files > MAX_FILES:
             raise RequestError(ErrorInfo(413, f"{MAX_FILES} files are stored: delete some", code="storage_full"))
 
-    def add_file(self, upload: Upload, filename: str, keep_s: int, key: str = "") -> FileRecord:
-        """Turns `upload` into a file with the purpose "batch", which belongs to the key with that name."""
+    def add_file(self, upload: Upload, filename: str, purpose: Purpose, keep_s: int, key: str = "") -> FileRecord:
+        """Turns `upload` into a file, which belongs to the key with that name."""
         file_id = f"file-{_new_hex()}"
         upload.finish()
         upload.path.rename(self.content(file_id))
         try:
-            return self._add_record(file_id, filename, "batch", keep_s, key)
+            return self._add_record(file_id, filename, purpose, keep_s, key)
         except OSError:
             self._forget_file(file_id)
             raise
@@ -128,6 +128,15 @@ class BatchStore:
         if not record.belongs_to(client):
             raise _not_found("file", file_id)
         return record
+
+    def read_file(self, file_id: str, client: Client, max_bytes: int) -> bytes:
+        """Returns a file that the client may see, or of a larger one at least one byte more than `max_bytes`."""
+        self.find_file(file_id, client)
+        try:
+            with self.content(file_id).open("rb") as file:
+                return file.read(max_bytes + 1)
+        except FileNotFoundError:
+            raise _not_found("file", file_id) from None
 
     def list_files(self, client: Client = INTERNAL) -> Iterator[FileRecord]:
         """Returns the files that the client may see, the newest first."""

@@ -107,6 +107,9 @@ def describe(config: Config, verdict: Verdict) -> Iterator[str]:
         yield "  steps             ?      measured at the start"
     else:
         yield f"  steps      {_gib(needs.step_bytes)}  results of the largest step"
+    if verdict.images.tower_bytes:
+        yield f"  tower      {_gib(verdict.images.tower_bytes)}  encodes images"
+        yield f"  images     {_gib(verdict.images.cache_bytes)}  their encodings (--image-cache-mb)"
     if needs.backend.keeps_memory:
         yield f"  processes  {_gib(PROCESS_BYTES)}  without the model"
     if sizes.page_bytes or sizes.state_bytes:

@@ -9,6 +9,7 @@ from messages.errors import BootError
 from scheduler_proc.computing.kv_cache.kv_tensors import choose_num_pages
 from scheduler_proc.computing.load_runner import MemoryNeeds, measure_models
 from scheduler_proc.computing.model.families.registry import needs_transformers
+from scheduler_proc.computing.vision.load_tower import NO_IMAGES, ImageNeeds, measure_images
 
 PROCESS_BYTES = 450 << 20
 """What the launcher, the four processes and the scheduler's standby take without a model (measured: PSS)."""
@@ -25,17 +26,18 @@ class Verdict(NamedTuple):
     num_pages: int
     context: int
     max_tokens: int
+    images: ImageNeeds
     is_shortened: bool = False
 
     @property
     def num_bytes(self) -> int:
-        return fixed_bytes(self.needs) + self.needs.sizes.num_bytes(self.num_pages)
+        return fixed_bytes(self.needs, self.images) + self.needs.sizes.num_bytes(self.num_pages)
 
 
-def fixed_bytes(needs: MemoryNeeds) -> int:
+def fixed_bytes(needs: MemoryNeeds, images: ImageNeeds = NO_IMAGES) -> int:
     """Returns everything but the KV cache."""
-    own = PROCESS_BYTES if needs.backend.keeps_memory else 0  # else they are in another memory
-    return needs.weight_bytes + (needs.step_bytes or 0) + own
+    own = PROCESS_BYTES + images.cache_bytes if needs.backend.keeps_memory else 0  # else they are in another memory
+    return needs.weight_bytes + (needs.step_bytes or 0) + images.tower_bytes + own
 
 
 def decide(config: Config, free_bytes: int | None) -> Verdict:
@@ -48,10 +50,10 @@ def decide(config: Config, free_bytes: int | None) -> Verdict:
             f"transformers computes {config.facts.served_names[0]}, so only a start shows what it takes besides its "
             "weights"
         )
-    needs = measure_models(config)
+    needs, images = measure_models(config), measure_images(config)
     if free_bytes is None:
         free_bytes = needs.backend.free_bytes(config, needs.placement)
-    left_bytes = max(0, free_bytes - fixed_bytes(needs))
+    left_bytes = max(0, free_bytes - fixed_bytes(needs, images))
     sizes, page_size = needs.sizes, config.cache.block_size
     max_tokens = sizes.fit(left_bytes) * page_size
     is_sized = config.cache.kv_cache_memory_gb is not None or config.cache.num_pages is not None
@@ -62,9 +64,9 @@ def decide(config: Config, free_bytes: int | None) -> Verdict:
         num_pages = choose_num_pages(config, sizes, budget)
     except BootError as error:
         if not error.fitting_len:
-            return Verdict(needs, free_bytes, sizes.pages_per_context, 0, max_tokens)
+            return Verdict(needs, free_bytes, sizes.pages_per_context, 0, max_tokens, images)
         model = replace(config.model, max_model_len=error.fitting_len)
         facts = replace(config.facts, max_model_len=error.fitting_len)
         return decide(replace(config, model=model, facts=facts), free_bytes)._replace(is_shortened=True)
-    fits = fixed_bytes(needs) + sizes.num_bytes(num_pages) <= free_bytes
-    return Verdict(needs, free_bytes, num_pages, config.facts.max_model_len if fits else 0, max_tokens)
+    fits = fixed_bytes(needs, images) + sizes.num_bytes(num_pages) <= free_bytes
+    return Verdict(needs, free_bytes, num_pages, config.facts.max_model_len if fits else 0, max_tokens, images)

@@ -36,11 +36,13 @@ class NamedBody(msgspec.Struct):
     prompt: Raw = Raw()
     suffix: Raw = Raw()
     messages: Raw = Raw()
+    images: Raw = Raw()
 
     @property
     def has_prompt(self) -> bool:
         """False for bodies by which Ollama's clients load or unload a model."""
-        return any(bytes(memoryview(field)[:5]) not in NOTHING for field in (self.prompt, self.suffix, self.messages))
+        fields = (self.prompt, self.suffix, self.messages, self.images)
+        return any(bytes(memoryview(field)[:5]) not in NOTHING for field in fields)
 
     def named(self, *, is_ollama: bool) -> str:
         """Returns the model's name, "" without one. Raises `RequestError` (400) for two different ones."""

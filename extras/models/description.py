@@ -76,6 +76,7 @@ def _describe(section: ModelsConfig, entry: ModelEntry, files: RunDir) -> Descri
     from scheduler_proc.computing.kv_cache.kv_tensors import GIB, MAX_CPU_CACHE_BYTES, choose_num_pages
     from scheduler_proc.computing.load_runner import measure_models
     from scheduler_proc.computing.model.families.registry import needs_transformers
+    from scheduler_proc.computing.vision.load_tower import measure_images
 
     config = build_config(parse_flags(model_flags(section.shared_flags, entry)), Console())
     config = replace(config, facts=move_temporary(config.facts, files.path))
@@ -90,7 +91,9 @@ def _describe(section: ModelsConfig, entry: ModelEntry, files: RunDir) -> Descri
         limit = LARGEST_BYTES if is_sized else max(share, sizes.num_bytes(sizes.pages_per_context))
         cache = replace(cache, num_pages=choose_num_pages(config, sizes, limit))
         num_bytes = sizes.num_bytes(cache.num_pages or 0)
+    images = measure_images(config)
     files.write_config(replace(config, cache=cache))
     is_shared = config.model.share_weights and config.run.tensor_parallel == 1
     weight_bytes *= 1 if is_shared else num_engines
-    return Description(str(files.config_file), weight_bytes, num_bytes * num_engines)
+    cache_bytes = (num_bytes + images.cache_bytes) * num_engines
+    return Description(str(files.config_file), weight_bytes + images.tower_bytes, cache_bytes)

@@ -13,11 +13,11 @@ from extras.models.config import ModelEntry
 from extras.models.model_table import ModelTable, find_adapters
 from extras.models.residency import Residency
 from extras.ollama.models import rfc3339
-from frontend.api.operate.info import make_card
+from frontend.api.operate.info import is_of_anthropic, make_card
 from frontend.errors import no_such_model
 from frontend.http.endpoint import Endpoint
 from frontend.http.responses import JsonReply
-from frontend.parsing.model_format import ToolCalls, load_model_format
+from frontend.parsing.model_format import ModelFormat, load_model_format
 from frontend.requests.trace import trace_of
 from messages.config.server import Config, ModelFacts
 
@@ -37,7 +37,7 @@ class ModelLists:
         self._residency = residency
         self._flags = {entry.name: [flag for flag in entry.flags if not SECRET.match(flag)] for entry in entries}
         self._created_s = int(time.time())
-        self._tool_calls: dict[str, ToolCalls | None] = {}
+        self._formats: dict[str, ModelFormat] = {}
         """By the file of a model's configuration: reading a chat template takes time."""
 
     async def models(self, request: Request) -> JsonReply:
@@ -64,6 +64,8 @@ class ModelLists:
             config = self._table.config(name)
             entries.append(self._entry(name))
             entries += [self._entry(name, adapter) for adapter in (find_adapters(config) if config else {}).items()]
+        for entry in entries if is_of_anthropic(request) else ():
+            entry.pop("capabilities", None)
         client = trace_of(request.scope).client
         return [entry for entry in entries if client.may_use((entry["id"],))]
 
@@ -72,25 +74,26 @@ class ModelLists:
         config, description = self._table.config(name), self._table.reports[name].description
         facts = config.facts if config else _unknown(name)
         shown, directory = adapter or (name, None)
-        tool_calls = self._find_tool_calls(config, description.config_file) if config and description else None
-        entry: Entry = asdict(make_card(facts, self._created_s, shown, directory, tool_calls))
+        model_format = self._find_format(config, description.config_file) if config and description else None
+        entry: Entry = asdict(make_card(facts, self._created_s, shown, directory, model_format))
         entry |= {"status": self._status(name), "open_requests": self._residency.num_open(name)}
         if config and description:
             generates = facts.pooling is None or facts.pooling.generates
             output = "text" if generates else "embeddings"
-            entry["architecture"] = {"input_modalities": ["text"], "output_modalities": [output]}
+            inputs = ["text", "image"] if facts.vision else ["text"]
+            entry["architecture"] = {"input_modalities": inputs, "output_modalities": [output]}
             entry |= {"size": description.num_bytes, "weight_bytes": description.weight_bytes}
             entry["cache_bytes"] = description.cache_bytes
         else:
-            del entry["max_model_len"], entry["max_input_tokens"], entry["tool_calls"]
+            del entry["max_model_len"], entry["max_input_tokens"], entry["tool_calls"], entry["capabilities"]
         if entry["status"]["value"] == "loaded" and (expires := expires_at(self._residency, name)):
             entry["expires_at"] = expires
         return entry
 
-    def _find_tool_calls(self, config: Config, config_file: str) -> ToolCalls | None:
-        if config_file not in self._tool_calls:
-            self._tool_calls[config_file] = load_model_format(config).tool_calls
-        return self._tool_calls[config_file]
+    def _find_format(self, config: Config, config_file: str) -> ModelFormat:
+        if config_file not in self._formats:
+            self._formats[config_file] = load_model_format(config)
+        return self._formats[config_file]
 
     def _status(self, name: str) -> dict[str, Any]:
         """Returns the state as llama.cpp's router has it, with `progress` and `error`."""

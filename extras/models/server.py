@@ -24,6 +24,11 @@ RULES: tuple[Rule, ...] = (
     (lambda config: config.model.served_model_name, "--served-model-name", "--models names them"),
     (lambda config: config.model.gguf_file, "--gguf-file", "it is of one model; write it into a file for --models"),
     (lambda config: config.model.lora, "--lora", "adapters are of one model; write them into a file for --models"),
+    (
+        lambda config: config.images.mmproj not in ("", "none"),
+        "--mmproj",
+        "it is of one model; write it into a file for --models",
+    ),
     (lambda config: config.run.external, "--external", "processes of several models cannot be started by hand"),
     (lambda config: config.run.record, "--record", "a recording is of one model"),
     (lambda config: config.run.frontend_workers > 1, "--frontend-workers", "one process forwards all requests"),

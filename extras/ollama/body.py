@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from frontend.api.answers.chat_messages import MAX_MESSAGES, ChatMessage
+from frontend.api.answers.chat_messages import MAX_MESSAGES, ChatMessage, ContentPart, image_content
 from frontend.api.answers.conversation import Conversation, Conversations
 from frontend.api.answers.thinking import template_kwargs
 from frontend.api.answers.tools import TOOLS_TEXT, check_tools
@@ -16,6 +16,7 @@ from frontend.api.parameters.grammar import ResponseFormat, SchemaFormat
 from frontend.api.parameters.sampling import MAX_INT32, NumLogprobs, Switch
 from frontend.http.body import BodyDecoder
 from frontend.http.field_names import NameRules
+from frontend.images.parts import ImagePart, listed_images
 from messages.errors import bad_request
 from messages.ring.requests import THINKING_SWITCHES, SamplingParams, Truncation
 
@@ -94,15 +95,15 @@ class OllamaMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: str | None = None
     thinking: str | None = None
-    images: list[Any] | None = None
+    images: list[str] | None = None
     tool_calls: list[EarlierCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
 
 MESSAGES_TEXT = (
-    f"a list of at most {MAX_MESSAGES} messages, each with a role and a content (a string), which may have thinking, "
-    "tool_calls and tool_name"
+    f"a list of at most {MAX_MESSAGES} messages, each with a role and a content (a string), which may have images (a "
+    "list of base64), thinking, tool_calls and tool_name"
 )
 
 
@@ -132,6 +133,7 @@ class OllamaPrompt(AnswerBody, frozen=True, kw_only=True):
     prompt: Text = None
     system: Text = None
     suffix: Text = None
+    images: Annotated[list[str] | None, Meta(description="a list of images in base64")] = None
     raw: Switch = None
 
 
@@ -194,9 +196,15 @@ def chat_of(body: OllamaChat, conversations: Conversations) -> Conversation:
 
 def prompt_of(body: OllamaPrompt, conversations: Conversations) -> Conversation:
     """Converts a prompt that is not raw to a conversation of one turn. Raises `RequestError` (400)."""
-    texts = (("system", body.system), ("user", body.prompt))
-    messages = [ChatMessage(role=role, content=text) for role, text in texts if text]
+    contents = (("system", body.system), ("user", _content(body.prompt, listed_images(body.images))))
+    messages = [ChatMessage(role=role, content=content) for role, content in contents if content]
     return make_conversation(body, messages, conversations)
+
+
+def _content(text: str | None, images: Sequence[ImagePart]) -> str | list[ContentPart]:
+    """Returns the content of a message, images first, as Ollama shows them to models."""
+    texts = [ContentPart("text", text)] if text else []
+    return [*map(image_content, images), *texts] if images else text or ""
 
 
 def make_conversation(
@@ -224,8 +232,6 @@ def _read_messages(provided: Sequence[OllamaMessage]) -> list[ChatMessage]:
         if message.role.lower() not in ROLES:
             text = f"messages[{index}].role must be one of {', '.join(ROLES)}, got {message.role[:60]!r}"
             raise bad_request(text, "messages")
-        if message.images:
-            raise bad_request(f"messages[{index}].images: the model reads text only", "messages", "not_supported")
         calls: list[dict[str, Any]] = []
         for call in message.tool_calls or ():
             num_calls += 1
@@ -238,7 +244,8 @@ def _read_messages(provided: Sequence[OllamaMessage]) -> list[ChatMessage]:
         messages.append(
             ChatMessage(
                 role=role,
-                content=message.content or ("" if not calls else None),
+                content=_content(message.content, listed_images(message.images, f"messages[{index}].images"))
+                or ("" if not calls else None),
                 reasoning_content=message.thinking,
                 tool_calls=calls or None,
                 tool_call_id=call_id,

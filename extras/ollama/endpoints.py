@@ -19,12 +19,14 @@ from extras.ollama.body import (
 )
 from extras.ollama.reply import Answer, AnswerLines, DoneReason, Piece, Render, chat_line, now, prompt_line
 from frontend.api.answers.answer_blocks import AnswerBlocks
+from frontend.api.answers.chat_messages import refuse_images
 from frontend.api.answers.conversation import Conversation, Conversations
 from frontend.api.parameters.generation_body import check_model
 from frontend.http.body import BodyDecoder
 from frontend.http.field_names import NameRules, UnknownFields
 from frontend.http.responses import JsonReply
-from frontend.http.stream import EventStream, OpenStreams, WholeReply
+from frontend.http.stream import EventStream, OpenStreams, WholeReply, take_images
+from frontend.images.parts import listed_images
 from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.trace import trace_of
 from frontend.service import Service
@@ -82,7 +84,7 @@ class AnswerApi:
         check_body(body)
         if not body.messages:
             return _loaded(asked, chat_line)
-        blocks = self._open(request, body, chat_of(body, self._conversations))
+        blocks = await self._open(request, body, chat_of(body, self._conversations))
         return self._answer(request, asked, blocks, chat_line)
 
     async def generate(self, request: Request) -> EventStream | WholeReply | JsonReply:
@@ -90,27 +92,33 @@ class AnswerApi:
         self._service.check_admission(trace_of(request.scope))
         asked, body = await self._reader.read(request, self._prompts)
         check_body(body)
-        if not body.prompt and not body.suffix:
+        if not body.prompt and not body.suffix and not body.images:
             return _loaded(asked, prompt_line)
         blocks = (
-            self._open_raw(request, body, body.prompt or "")
+            await self._open_raw(request, body, body.prompt or "")
             if body.raw or body.suffix
-            else self._open(request, body, prompt_of(body, self._conversations))
+            else await self._open(request, body, prompt_of(body, self._conversations))
         )
         return self._answer(request, asked, blocks, prompt_line)
 
-    def _open(self, request: Request, body: OllamaChat | OllamaPrompt, conversation: Conversation) -> AnswerBlocks:
-        trace = trace_of(request.scope)
-        return self._conversations.open(conversation, trace, is_streamed=body.stream is not False, timeout_s=None)[0]
+    async def _open(
+        self, request: Request, body: OllamaChat | OllamaPrompt, conversation: Conversation
+    ) -> AnswerBlocks:
+        trace, is_streamed = trace_of(request.scope), body.stream is not False
+        return (await self._conversations.open(conversation, trace, is_streamed=is_streamed, timeout_s=None))[0]
 
-    def _open_raw(self, request: Request, body: OllamaPrompt, prompt: str) -> AnswerBlocks:
+    async def _open_raw(self, request: Request, body: OllamaPrompt, prompt: str) -> AnswerBlocks:
         """Opens the answer to a prompt that no chat template changes."""
+        trace, images = trace_of(request.scope), listed_images(body.images)
+        if body.suffix:
+            refuse_images(images)
         params = read_params(body, self._conversations)
         infill = Infill(body.suffix, "suffix") if body.suffix else None
         truncation = None if infill else truncation_of(body, params, self._conversations)
-        requested = PromptRequest(prompt, params, infill=infill, truncation=truncation)
+        taken = await take_images(self._service, images, trace)
+        requested = PromptRequest(prompt, params, infill=infill, truncation=truncation, images=taken)
         is_streamed = body.stream is not False
-        generation = self._service.open(requested, trace_of(request.scope), is_streamed=is_streamed, timeout_s=None)
+        generation = self._service.open(requested, trace, is_streamed=is_streamed, timeout_s=None)
         return AnswerBlocks(generation, None)
 
     def _answer(

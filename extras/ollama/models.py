@@ -13,7 +13,7 @@ from starlette.requests import Request
 from extras.ollama.body import ModelBody
 from extras.ollama.endpoints import Reader
 from extras.ollama.weights import WeightFacts, read_weights
-from frontend.api.operate.info import VersionReply
+from frontend.api.operate.info import VersionReply, list_capabilities
 from frontend.http.responses import JsonReply
 from frontend.parsing.model_format import ModelFormat
 from frontend.requests.trace import trace_of
@@ -43,7 +43,7 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LocalModel(msgspec.Struct, frozen=True, kw_only=True):
-    """`size`: bytes of the weights. The last three fields are only in `/api/ps`."""
+    """`size`: bytes of the weights. `capabilities` are only in `/api/tags`, the last three fields only in `/api/ps`."""
 
     name: str
     model: str
@@ -51,6 +51,7 @@ class LocalModel(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     digest: str
     details: Details
+    capabilities: list[str] | UnsetType = UNSET
     expires_at: str | UnsetType = UNSET
     size_vram: int | UnsetType = UNSET
     context_length: int | UnsetType = UNSET
@@ -106,6 +107,10 @@ class ShownModel:
             quantization_level=weights.level if quantization == "none" else quantization,
         )
 
+    @property
+    def _capabilities(self) -> list[str]:
+        return list_capabilities(self._config.facts, self._format) + ["insert"] * self._fills_gaps
+
     def local(self, name: str) -> LocalModel:
         """Returns its entry in `/api/tags`."""
         weights = self._weights
@@ -116,6 +121,7 @@ class ShownModel:
             size=weights.num_bytes,
             digest=weights.digest,
             details=self._details,
+            capabilities=self._capabilities,
         )
 
     def running(self, name: str, num_bytes: int | None = None, expires_at: str = NEVER) -> LocalModel:
@@ -124,6 +130,7 @@ class ShownModel:
         size = local.size if num_bytes is None else num_bytes
         vram = size if self._config.model.device_type == "cuda" else 0
         context = self._config.facts.max_model_len
+        local = replace(local, capabilities=UNSET)
         return replace(local, size=size, size_vram=vram, expires_at=expires_at, context_length=context)
 
     def shown(self, name: str) -> Shown:
@@ -137,21 +144,15 @@ class ShownModel:
             f"{details.family}.block_count": self._fields.get("num_hidden_layers"),
             "general.parameter_count": self._weights.num_parameters or None,
         }
-        able = {
-            "completion": facts.pooling is None or facts.pooling.generates,
-            "embedding": facts.pooling is not None and facts.pooling.kind == "embed",
-            "tools": self._format.has_calls,
-            "thinking": self._format.thought is not None,
-            "insert": self._fills_gaps,
-        }
-        variables = " ".join(variable for name, variable in VARIABLES.items() if able[name])
+        able = self._capabilities
+        variables = " ".join(variable for name, variable in VARIABLES.items() if name in able)
         return Shown(
             modelfile=f"FROM {name}",
             parameters="\n".join(f"{name} {value}" for name, value in facts.sampling_defaults.items()),
             template=files.templates.get("default", "") + (f"{{# {variables} #}}" if variables else ""),
             details=details,
             model_info={name: value for name, value in known.items() if value is not None},
-            capabilities=[name for name, has in able.items() if has],
+            capabilities=able,
             modified_at=rfc3339(self._weights.modified_s),
         )
 

@@ -46,7 +46,9 @@ def make_config(admitted: Admitted, options: argparse.Namespace, console: Consol
         extras={name: section for name, section in config.extras.items() if name != RemoteConfig.EXTRA},
         num_remote_engines=0,
         max_engines=0,
-        facts=msgspec.structs.replace(config.facts, model_dir=str(model_dir), tokenizer_dir=str(tokenizer_dir)),
+        facts=msgspec.structs.replace(
+            config.facts, model_dir=str(model_dir), tokenizer_dir=str(tokenizer_dir), vision=None
+        ),
         first_engine=worker_number(admitted.name),
     )
 

@@ -13,7 +13,7 @@ from extras.replay.culprit import describe_culprits, find_culprits
 from extras.replay.differences import describe, find_first
 from extras.replay.drive import ReplayDriver, output_channels
 from extras.replay.frames import DIFFERENT, SAME
-from extras.replay.recording import Attempt, Recording
+from extras.replay.recording import NO_IMAGES, Attempt, Recording
 from extras.replay.stand_in import ServerEndedError, StandIn
 from messages.control.processes import RING
 from messages.engines import SCHEDULER, engine_name
@@ -66,6 +66,8 @@ def replay(options: argparse.Namespace) -> int:
         print(f"note: {text}", file=sys.stderr)
     if recording.num_unreadable:
         print(f"note: {recording.num_unreadable} frames cannot be decoded and are left out", file=sys.stderr)
+    if recording.num_without_images:
+        print(f"note: {recording.num_without_images} attempts are left out: {NO_IMAGES}", file=sys.stderr)
     flags = options.server_flags
     num_recorded = recording.config.run.data_parallel
     requested = _value_of("--data-parallel", flags)
@@ -107,6 +109,7 @@ def _play(options: argparse.Namespace, recording: Recording) -> str:
         with StandIn(recording.config, flags, real, output_channels(recording, options.only)) as server:
             if poisons:
                 server.poison(poisons)
+            server.put_images(recording.images)
             ReplayDriver(recording, options.only, options.speed).run(server)
     except ServerEndedError as error:
         return str(error)

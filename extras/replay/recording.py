@@ -1,6 +1,7 @@
 """A directory of recorded frames as requests: the input of the replayed processes, and their output."""
 
 import copy
+import hashlib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,12 +13,14 @@ from extras.faults.faults import read_poisons
 from extras.replay.outcomes import BY_REQUEST, Key, Outcome, Outcomes
 from messages.config.server import Config
 from messages.control.processes import FRONTEND, kind_of
-from messages.engines import engine_name
+from messages.engines import SCHEDULER, engine_name
 from messages.errors import SluiceError
 from messages.frame_files import Record, find_readers, read_records
 from messages.frames import Arrivals
+from messages.ring.images import IMAGE_DIGEST_BYTES
 from messages.ring.replies import OpenStream
 from messages.ring.requests import AbortMsg, FramesLost, StopSeen, TokenizeMsg, UserMsg
+from runtime.black_box.image_recorder import FOLDER
 from runtime.run_dir import RunDir
 from supervisor.manifest import Manifest, read_json, read_manifest
 
@@ -28,6 +31,8 @@ OPENINGS: dict[str, type[Any]] = {
     "detokenizer": OpenStream,
 }
 """The first message of an attempt to the replayed processes, by their kind (empty: the whole ring)."""
+
+NO_IMAGES = "frames have only digests of images, and these were recorded without --record-images-mb"
 
 MAX_ENGINES = 64
 MORE_TOKENS = 32
@@ -98,6 +103,7 @@ class Recording:
     def __init__(self, directory: Path, only: str = "", uids: Collection[int] = ()):
         black_box = RunDir(directory).black_box
         self.trouble = _read_trouble(directory / "manifest.json") if black_box.is_dir() else ""
+        images = directory / FOLDER
         directory = black_box if black_box.is_dir() else directory
         self.manifest: Manifest = read_manifest(directory)
         self.config: Config = self.manifest.config
@@ -115,8 +121,14 @@ class Recording:
         for record in read_records(readers):
             self._read(record, is_input=record.is_sent == (kind == FRONTEND))
         self.attempts = {key: one for key, one in self.attempts.items() if not uids or key[0] in uids}
+        self.images, self.num_without_images = set[Path](), 0
+        """The files of the images that the replayed processes read, and the attempts that lack one of theirs."""
+        if only in ("", SCHEDULER):
+            self._find_images(images)
         for attempt in self.attempts.values():
             attempt.end = self._find_end(attempt)
+        if not self.attempts and self.num_without_images:
+            raise SluiceError(f"{directory} holds no request that can be replayed: {NO_IMAGES}")
         if not self.attempts:
             raise SluiceError(f"{directory} holds no {'such ' * bool(uids)}request from its beginning on")
         engines = {getattr(message, "engine", 1) for _, message in self.inputs}
@@ -146,6 +158,16 @@ class Recording:
     def open_now(self) -> list[Attempt]:
         """Returns the attempts that the replayed processes have now, the oldest first."""
         return [attempt for attempt in self.attempts.values() if attempt.is_open]
+
+    def _find_images(self, folder: Path) -> None:
+        """Leaves out attempts with images whose bytes are not in `folder`."""
+        for key, attempt in list(self.attempts.items()):
+            files = {folder / image.digest.hex(): image.digest for image in attempt.opening.images}
+            if all(file in self.images or _has(file, digest) for file, digest in files.items()):
+                self.images.update(files)
+            else:
+                del self.attempts[key]
+                self.num_without_images += 1
 
     def _find_outcome(self, key: Key) -> Outcome | None:
         attempt = self.attempts.get(key)
@@ -189,6 +211,12 @@ class Recording:
         if reason and (not is_by_request or self._opening is OpenStream):  # a detokenizer is notified of every end
             return None
         return end or AbortMsg(*attempt.key, engine=attempt.engine)
+
+
+def _has(file: Path, digest: bytes) -> bool:
+    """True if the file is there itself and has this digest."""
+    is_plain = file.is_file() and not file.is_symlink()
+    return is_plain and hashlib.blake2b(file.read_bytes(), digest_size=IMAGE_DIGEST_BYTES).digest() == digest
 
 
 class _Trouble(msgspec.Struct):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -16,7 +17,7 @@ from extras.faults.messages import Poison, wrap
 from messages.channels import ControlClient, Receiver, Sender, Waiter
 from messages.config.server import Config
 from messages.control.admin import Acknowledged, InstructProcesses, ProcessResults
-from messages.control.processes import FRONTEND, RING, Hello, ProcessTable, Ready, Stop, ToProcess, kind_of
+from messages.control.processes import ENCODER, FRONTEND, RING, Hello, ProcessTable, Ready, Stop, ToProcess, kind_of
 from messages.engines import SCHEDULER
 from messages.errors import SluiceError
 from messages.frame_files import UNIONS
@@ -29,6 +30,9 @@ from supervisor.programs import start_launcher
 KINDS = (FRONTEND, *RING)
 NEVER_S = "1e9"
 """A played process sends no beats; what hangs is noticed by who waits for its output."""
+
+NO_TOWER = "none"
+"""The value of --mmproj for a model that is served without its tower."""
 
 SAME_SIGNAL_S = 0.5
 STOP_TIMEOUT_S = 20.0
@@ -51,7 +55,8 @@ class StandIn:
         self._folder = tempfile.TemporaryDirectory(prefix="sluice-replay-")
         self._log = Path(self._folder.name) / "log"
         self._run_dir = RunDir(Path(self._folder.name) / "run")
-        self._played = [kind for kind in KINDS if kind not in real]
+        kinds = (*KINDS, ENCODER) if config.facts.vision else KINDS
+        self._played = [kind for kind in kinds if kind not in real]
         command = [*server_flags(config, self._folder.name), *flags]
         if SCHEDULER in real:
             command += ["--data-parallel", str(config.run.data_parallel)]
@@ -117,6 +122,12 @@ class StandIn:
             self._senders[receiver] = Sender(self._run_dir.socket(receiver))
         self._senders[receiver].send(message)
 
+    def put_images(self, files: Iterable[Path]) -> None:
+        """Copies the images of requests to where processes read them."""
+        self._run_dir.images.mkdir(mode=0o700, exist_ok=True)
+        for file in files:
+            shutil.copyfile(file, self._run_dir.images / file.name)
+
     def poison(self, poisons: Iterable[Poison]) -> None:
         """Injects the recorded faults into steps; the server must have been started for that."""
         with AdminClient(self._run_dir) as line:
@@ -171,10 +182,12 @@ def server_flags(config: Config, folder: str) -> list[str]:
     )
     draft_model = str(Path(facts.draft.model_dir).absolute()) if facts.draft else ""
     scheduling = msgspec.structs.replace(config.scheduling, draft_model=draft_model)
+    mmproj = NO_TOWER if facts.vision is None else facts.vision.mmproj and str(Path(facts.vision.mmproj).absolute())
+    images = msgspec.structs.replace(config.images, mmproj=mmproj)
     cache = msgspec.structs.replace(config.cache, kv_disk=f"{folder}/kv-disk" if config.cache.kv_disk else "")
     flags = [
-        *(flag for section in (model, cache, scheduling) for flag in flags_of(section)),
-        *("--restart", *(f"{kind}=never" for kind in RING)),
+        *(flag for section in (model, cache, scheduling, images) for flag in flags_of(section)),
+        *("--restart", *(f"{kind}=never" for kind in (*RING, *[ENCODER] * (facts.vision is not None)))),
         *("--hang-timeout-s", NEVER_S, "--drain-timeout-s", "0", "--black-box-mb", "0", "--max-snapshots", "0"),
     ]
     if any("\0" in flag for flag in flags):

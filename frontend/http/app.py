@@ -56,7 +56,7 @@ class App:
         if self._root_path and scope["path"].startswith(f"{self._root_path}/"):
             scope["path"] = scope["path"].removeprefix(self._root_path)
         trace = RequestTrace(scope, self._bodies)
-        scope["sluice.trace"] = trace
+        scope["sluice.trace"], trace.receive = trace, receive
         scope["app"] = self
         endpoint = self._find_endpoint(trace.path)
         nearest = endpoint or self._find_nearest(trace.path)

@@ -5,21 +5,26 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from frontend.errors import internal_error
 from frontend.http import sse
 from frontend.http.large_reply import make_document
 from frontend.http.responses import JsonReply, log_internal
+from frontend.images.parts import ImagePart
 from frontend.requests.generation import Generation, raise_error, wait_for_ends
 from frontend.requests.queue_place import QueuePlace, find_place
 from frontend.requests.timing import SERVER_TIMING_HEADER, server_timing
 from frontend.requests.trace import RequestTrace, trace_of
 from frontend.service import Service
 from messages.errors import ErrorInfo, RequestError
+from messages.ring.images import ImageInput
 from messages.ring.replies import UserReply
+
+T = TypeVar("T")
 
 MAX_STEPS_A_WRITE = 64
 """Maximum steps, over all choices, in one write. A late response catches up in few writes, and a slow reader adds at
@@ -271,6 +276,29 @@ async def write_until_gone(writing: Coroutine[Any, Any, None], receive: Receive)
     finally:
         leaving.cancel()
         task.cancel()
+
+
+async def finish_unless_gone(work: Coroutine[Any, Any, T], receive: Receive | None) -> T:
+    """Returns the result of `work`. Cancels it and raises `ClientDisconnect` if the client leaves.
+
+    Without `receive` it cannot leave.
+    """
+    task = asyncio.create_task(work)
+    leaving = None if receive is None else asyncio.create_task(wait_until_gone(receive))
+    try:
+        await asyncio.wait([task, leaving] if leaving else [task], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+        if leaving:
+            leaving.cancel()
+
+
+async def take_images(service: Service, parts: Sequence[ImagePart], trace: RequestTrace) -> tuple[ImageInput, ...]:
+    """Stores and checks the images of a request. Raises `RequestError` and `ClientDisconnect`."""
+    return await finish_unless_gone(service.images.take(parts, trace), trace.receive) if parts else ()
 
 
 async def wait_until_gone(receive: Receive) -> None:

@@ -105,9 +105,9 @@ class ProcessView:
             for kind in RING
         )
 
-    def placements(self) -> dict[str, dict[str, str]]:
-        """Returns the placement and formats that each scheduler has reported."""
-        return {status.name: status.placement for status in self._of_kind(SCHEDULER) if status.placement}
+    def placements(self, kind: str = SCHEDULER) -> dict[str, dict[str, str]]:
+        """Returns the placement and formats that each process of the kind has reported."""
+        return {status.name: status.placement for status in self._of_kind(kind) if status.placement}
 
     def workers(self, kind: str) -> list[str]:
         """Returns the names of the processes of `kind` that accept work now."""
@@ -167,9 +167,13 @@ class ProcessView:
 
         The message stays the same until another frontend ends.
         """
+        started = [status.uid_block for status in self.fronts()]
+        return find_gone([own_block, *started], self.living_blocks(own_block))
+
+    def living_blocks(self, own_block: int) -> list[int]:
+        """Returns the blocks of uids of the frontends that are alive, one of which has this block."""
         started = self.fronts()
-        living = [status.uid_block for status in started if status.state not in ("dead", "restarting")]
-        return find_gone([own_block, *(status.uid_block for status in started)], [own_block, *living])
+        return [own_block, *[entry.uid_block for entry in started if entry.state not in ("dead", "restarting")]]
 
     def has_died(self, name: str) -> bool:
         """True if a process that ended, and may have been replaced, did so without a command."""
@@ -207,9 +211,9 @@ class ProcessView:
         names = [f"{kind}_{part}" for kind in PAGE_KINDS for part in ("in_use", "all")]
         return kv_cache_usage({name: self._sum_gauge(name) for name in names})
 
-    def counted(self) -> dict[int, CounterTotals]:
-        """Returns the counts of each scheduler and its predecessors since the run began, by number."""
-        return {worker_number(status.name): status.counted for status in self._of_kind(SCHEDULER)}
+    def counted(self, kind: str = SCHEDULER) -> dict[int, CounterTotals]:
+        """Returns the counts of each process of `kind` and its predecessors since the run began, by number."""
+        return {worker_number(status.name): status.counted for status in self._of_kind(kind)}
 
     def num_restarts(self, name: str) -> int:
         return self._processes[name].num_restarts if name in self._processes else 0

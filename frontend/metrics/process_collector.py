@@ -16,7 +16,7 @@ from messages import VERSION
 from messages.config.server import Config
 from messages.control.admin import ScalingCause
 from messages.control.histograms import BOUNDS, KV_TIERS, CounterTotals
-from messages.control.processes import ProcessState, ProcessStatus, StallKind
+from messages.control.processes import ENCODER, ProcessState, ProcessStatus, StallKind
 from runtime.histograms import Histogram
 
 MODEL_LABEL, PROCESS_LABEL = "model_name", "process"
@@ -48,6 +48,9 @@ GAUGES = (
     ("sluice_requests_prefilling", "Requests whose prompt is being computed.", "prefilling"),
     ("sluice_requests_decoding", "Requests that are generating tokens.", "decoding"),
     ("sluice_requests_compiling", "Requests that wait for their grammar.", "compiling"),
+    ("sluice_requests_encoding", "Requests that wait for the encodings of their images.", "images_waiting"),
+    ("sluice_image_encodings", "Encodings of images in memory.", "images_cached"),
+    ("sluice_image_encoding_bytes", "Bytes of the encodings of images in memory.", "image_bytes"),
 )
 COUNTERS = (
     ("vllm:prefix_cache_queries", "Prompt tokens looked for in the prefix cache.", "prompt_tokens"),
@@ -56,6 +59,10 @@ COUNTERS = (
     ("vllm:spec_decode_num_drafts", "Rows in steps that had draft tokens.", "drafts"),
     ("vllm:spec_decode_num_draft_tokens", "Draft tokens that were verified.", "draft_tokens"),
     ("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", "accepted_tokens"),
+    ("sluice_images_encoded", "Images that were encoded.", "images_encoded"),
+    ("sluice_image_cache_hits", "Images of requests whose encodings were in memory.", "image_hits"),
+    ("sluice_image_cache_misses", "Images of requests whose encodings were not in memory.", "image_misses"),
+    ("sluice_image_encodings_evicted", "Encodings of images that made room for others.", "images_evicted"),
     ("sluice_pages_evicted", "Cached pages that were evicted.", "pages_evicted"),
     ("sluice_window_pages_evicted", "Cached pages of layers with a window that were evicted.", "window_pages_evicted"),
     (
@@ -95,6 +102,7 @@ HISTOGRAMS = {
         "Time that a request waited for the compilation of a new grammar.",
     ),
 }
+ENCODER_HISTOGRAMS = {"image_seconds": ("sluice_image_encode_seconds", "Time to encode an image, by all encoders.")}
 
 
 _gauge = partial(GaugeMetricFamily, labels=[PROCESS_LABEL])
@@ -118,7 +126,11 @@ class ProcessCollector(Collector):
         yield from self._of_engines(CounterMetricFamily, COUNTERS, counters)
         yield from self._of_engines(GaugeMetricFamily, TIER_GAUGES, engines, KV_TIERS)
         yield from self._of_engines(CounterMetricFamily, TIER_COUNTERS, counters, KV_TIERS)
-        yield from self._histograms(counted)
+        yield from self._histograms(counted, HISTOGRAMS)
+        encoded = CounterTotals()
+        for each in self._processes.counted(ENCODER).values():
+            encoded = encoded.plus({}, each.histograms)
+        yield from self._histograms({0: encoded}, ENCODER_HISTOGRAMS)
         statuses = self._processes.statuses()
         yield from self._states(statuses)
         yield self._stalls()
@@ -186,8 +198,10 @@ class ProcessCollector(Collector):
         counts = {(cause,): decisions.get(cause, 0) for cause in get_args(ScalingCause)}
         yield make_metric(CounterMetricFamily, "sluice_engine_scalings", text, ["cause"], counts)
 
-    def _histograms(self, counted: Mapping[int, CounterTotals]) -> Iterator[Metric]:
-        for key, (name, text) in HISTOGRAMS.items():
+    def _histograms(
+        self, counted: Mapping[int, CounterTotals], table: Mapping[str, tuple[str, str]]
+    ) -> Iterator[Metric]:
+        for key, (name, text) in table.items():
             family = HistogramMetricFamily(name, text, labels=self._labels)
             for engine, each in counted.items():
                 histogram = each.histograms.get(key) or Histogram(key).counts()

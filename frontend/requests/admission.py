@@ -3,11 +3,13 @@
 import math
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 
 from frontend.errors import UnavailableError
 from frontend.links.processes import ProcessView
 from messages.columns import num_int32
 from messages.config.server import SchedulingConfig
+from messages.ring.images import ImageInput
 from messages.ring.requests import ChatPrompt
 
 NUM_MEASURED = 32
@@ -17,6 +19,10 @@ MAX_RETRY_S = 60
 
 PART_FOR_OTHERS = 8
 """1 in this number of the open requests: for each client with fewer, and for all such clients of a full server."""
+
+PIXELS_PER_TOKEN = 32 * 32
+MIN_IMAGE_TOKENS, MAX_IMAGE_TOKENS = 64, 4096
+"""For estimates: most models have numbers between these."""
 
 BYTES_PER_TOKEN = 4
 """UTF-8 bytes per token, to estimate the length of text before tokenization; typical of English."""
@@ -118,11 +124,21 @@ class Admission:
         return min(max(1, math.ceil((num_open - max(1, self._num_rows // self._num_workers)) / rate)), MAX_RETRY_S)
 
 
-def estimate_tokens(prompt_text: str | None, prompt_ids: bytes, chat: ChatPrompt | None) -> int:
+def estimate_tokens(
+    prompt_text: str | None, prompt_ids: bytes, chat: ChatPrompt | None, images: Sequence[ImageInput] = ()
+) -> int:
     """Returns the number of tokens in a prompt: exact for int32 `prompt_ids`, otherwise estimated from its length."""
+    if images:
+        return estimate_tokens(prompt_text, prompt_ids, chat) + sum(map(_estimate_image, images))
     if chat is not None:
         return 1 + len(chat.messages) // BYTES_PER_TOKEN
     if prompt_text is not None:
         num_bytes = len(prompt_text) if prompt_text.isascii() else len(prompt_text.encode(errors="replace"))
         return 1 + num_bytes // BYTES_PER_TOKEN
     return num_int32(prompt_ids)
+
+
+def _estimate_image(image: ImageInput) -> int:
+    num_pixels = max(image.width * image.height, image.min_pixels)
+    num_tokens = min(num_pixels, image.max_pixels or num_pixels) // PIXELS_PER_TOKEN
+    return min(max(num_tokens, MIN_IMAGE_TOKENS), image.max_tokens or MAX_IMAGE_TOKENS, MAX_IMAGE_TOKENS)

@@ -112,8 +112,8 @@ def _num_tokens(request: PromptRequest) -> int:
     if isinstance(prompt, list):
         return len(prompt)
     if isinstance(prompt, ChatPrompt):
-        return estimate_tokens(None, b"", prompt)
-    return estimate_tokens(prompt, b"", None) + _num_other_chars(request) // BYTES_PER_TOKEN
+        return estimate_tokens(None, b"", prompt, request.images)
+    return estimate_tokens(prompt, b"", None, request.images) + _num_other_chars(request) // BYTES_PER_TOKEN
 
 
 def _num_prompt_chars(request: PromptRequest) -> int:

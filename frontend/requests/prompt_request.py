@@ -10,6 +10,7 @@ from frontend.requests.client import Client
 from messages.columns import pack_int32
 from messages.config.server import ModelFacts
 from messages.errors import bad_request
+from messages.ring.images import ImageInput
 from messages.ring.infill import Infill
 from messages.ring.requests import ChatPrompt, SamplingParams, Sibling, Stamps, TokenizeMsg, Truncation
 
@@ -31,6 +32,7 @@ class PromptRequest(NamedTuple):
     text_pair: str | None = None
     infill: Infill | None = None
     """With a prompt of text only."""
+    images: tuple[ImageInput, ...] = ()
 
     def messages(self, received_ns: int) -> Iterator[TokenizeMsg]:
         """Yields one message per choice, without a uid."""
@@ -47,6 +49,7 @@ class PromptRequest(NamedTuple):
             truncation=self.truncation,
             text_pair=self.text_pair,
             infill=self.infill,
+            images=self.images,
         )
         yield first
         for index in range(1, self.num_choices):

@@ -15,6 +15,7 @@ Stage = Literal[
     "tokenize",
     "scheduler_inbox",
     "queue",
+    "encode",
     "prefill",
     "decode",
     "preempted",
@@ -25,7 +26,9 @@ Stage = Literal[
 ]
 """In the order in which a request passes them; `docs/operate/timelines.md` describes each."""
 
-WAITING_STAGES = frozenset[Stage]({"hold", "tokenizer_queue", "scheduler_inbox", "queue", "preempted", "restart"})
+WAITING_STAGES = frozenset[Stage](
+    {"hold", "tokenizer_queue", "scheduler_inbox", "queue", "encode", "preempted", "restart"}
+)
 LAST_STAGES = frozenset[Stage]({"detokenize", "deliver", "send"})
 
 MAX_MARKS = 256
@@ -156,6 +159,14 @@ class Timeline:
             self._attempt_start = len(self._marks)
             self.wait_report = None
             self.mark(begin_ns, "restart")
+
+    def record_wait(self, report: WaitReport, row: WaitingRow) -> None:
+        """Records that it waits in the queue, or for the encodings of its images."""
+        self.wait_report = report
+        self.mark_once(row.queued_ns, "queue")
+        stage: Stage = "encode" if row.lacks == "encoding" else "queue"
+        if self.stage in ("queue", "encode") and self.stage != stage:
+            self.mark(report.planned_ns, stage)
 
     def record_chunk(self, chunk: ChunkSpan, queued_ns: int) -> None:
         """Records that the scheduler planned a part of the prompt."""

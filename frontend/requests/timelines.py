@@ -105,8 +105,7 @@ class Timelines:
                 timeline.mark(planned_ns, "preempted" if paused.is_paused else "decode")
             timeline.wait_report = WaitReport(planned_ns, report.facts, paused) if paused.is_paused else None
         for waiting, timeline in self._find(report.waiting):
-            timeline.mark_once(waiting.queued_ns, "queue")
-            timeline.wait_report = WaitReport(planned_ns, report.facts, waiting)
+            timeline.record_wait(WaitReport(planned_ns, report.facts, waiting), waiting)
         for chunk, timeline in self._find(report.chunks):
             timeline.num_to_compute = chunk.num_tokens
             timeline.record_chunk(ChunkSpan(planned_ns, chunk.start, chunk.end), chunk.queued_ns)

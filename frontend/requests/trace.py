@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from starlette.types import Receive
+
 from frontend.requests.body_budget import BodyBudget, HeldBody
 from frontend.requests.client import INTERNAL
 from frontend.requests.generation import Generation
@@ -55,6 +57,10 @@ class RequestTrace:
         """Set as soon as the request has been authenticated."""
         self.limit_headers: list[tuple[bytes, bytes]] = []
         """Response headers about the limits of the client's key."""
+        self.receive: Receive | None = None
+        """Reports, after the body, that the client has left; `None` if it cannot leave."""
+        self.images: list[bytes] = []
+        """The digests of the images that are kept for this request until its response is over."""
         self.notes: dict[str, Any] = {}
         """More fields of the access log line."""
 

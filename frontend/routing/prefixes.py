@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from messages.ring.images import ImageInput
 from messages.ring.requests import TokenizeMsg
 
 BLOCK_BYTES = 256
@@ -16,6 +17,9 @@ MAX_KEYS = 1024
 MAX_BLOCKS = 65_536
 """Maximum blocks that are remembered per engine, about 6 MiB."""
 
+IMAGE_PART = b'{"type":"image"}'
+"""In JSON. In a text, quotation marks are escaped."""
+
 _pack = struct.Struct("<q").pack
 
 
@@ -25,7 +29,10 @@ def block_keys(message: TokenizeMsg) -> list[int]:
     Hashes are only valid within this process. Prompts of different kinds or with different `cache_salt` share none.
     """
     if message.chat is not None:
-        form, data = msgspec.structs.replace(message.chat, messages=b""), message.chat.messages
+        form, data = (
+            msgspec.structs.replace(message.chat, messages=b""),
+            _with_digests(message.chat.messages, message.images),
+        )
     elif message.prompt_text is not None:
         form, data = "text", message.prompt_text[: BLOCK_BYTES * MAX_KEYS].encode(errors="replace")
     else:
@@ -36,6 +43,14 @@ def block_keys(message: TokenizeMsg) -> list[int]:
         key = hash(_pack(key) + data[begin : begin + BLOCK_BYTES])
         keys.append(key)
     return keys
+
+
+def _with_digests(messages: bytes, images: Sequence[ImageInput]) -> bytes:
+    """Returns the JSON of a chat with the digest of each image in its place: the beginning that is hashed."""
+    for image in images:
+        messages = messages[: BLOCK_BYTES * MAX_KEYS]
+        messages = messages.replace(IMAGE_PART, image.digest, 1)
+    return messages
 
 
 class PrefixIndex:

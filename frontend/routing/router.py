@@ -102,7 +102,7 @@ class Router:
         if keep and message.engine in self._engines:
             return message.engine
         keys = block_keys(message)
-        num_tokens = estimate_tokens(message.prompt_text, message.prompt_ids, message.chat)
+        num_tokens = estimate_tokens(message.prompt_text, message.prompt_ids, message.chat, message.images)
         tokens_per_key = num_tokens * BLOCK_BYTES / max(1, num_bytes(message))
         offers = [
             Offer(
@@ -111,7 +111,7 @@ class Router:
                 self._prefixes.count_match(engine, keys) * tokens_per_key,
                 self._last_turns.get(engine, 0),
             )
-            for engine in self._engines
+            for engine in self._engines_for(message)
         ]
         best = choose_engine(offers)
         params, num_done = message.sampling_params, num_int32(message.output_ids)
@@ -119,6 +119,11 @@ class Router:
         self._give(message.uid, best.engine, round(max(0.0, num_tokens - best.cached_tokens)) + num_done + num_output)
         self._prefixes.add(best.engine, keys)
         return best.engine
+
+    def _engines_for(self, message: TokenizeMsg) -> Sequence[int]:
+        """Returns the engines that can run it: images need one with an encoder, on this machine, if there is any."""
+        gauges = self._processes.engine_gauges() if message.images else {}
+        return [engine for engine in self._engines if "images_cached" in gauges.get(engine, {})] or self._engines
 
     def release(self, uid: int) -> None:
         """Removes a request that has ended."""

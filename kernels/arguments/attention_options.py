@@ -16,7 +16,7 @@ class AttentionOptions:
     `None`: all tokens. `softcap`: scores then become softcap * tanh(score / softcap). `sinks`, float32 [H]: a logit
     per head that only adds to the denominator of its softmax (StreamingLLM, arXiv:2309.17453, section 3.3).
     `biases`, float32 [H, X], only in both directions: added to scaled scores, to that of a key x - reach tokens
-    behind the query or, at both ends, further away.
+    behind the query or, at both ends, further away. `sees_spans`: tokens attend up to `PrefillRows.last_keys`.
     """
 
     scale: float
@@ -24,3 +24,4 @@ class AttentionOptions:
     softcap: float | None = None
     sinks: Tensor | None = None
     biases: Tensor | None = None
+    sees_spans: bool = False

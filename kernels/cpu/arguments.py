@@ -82,6 +82,7 @@ DECLARATIONS = {
         int64_t is_float16;      /* keys and values are, and the elements float32 */
         const uint16_t *latent_scales; /* bfloat16 [slots]: of latents of codes, which are keys and values; else null */
         int64_t rotated_dim;     /* of these, the last elements of a latent, which are bfloat16 behind the codes */
+        const int32_t *last_keys; /* [tokens], ascending in a row, for prefill: the last key of each; null: its own */
     """,
     "latent_decode latent_prefill": """
         const element *query, *rotated; /* [num_heads, tokens, rank] and [num_heads, tokens, rotated_dim] */

@@ -31,6 +31,7 @@ def paged_prefill(
     kernel: Kernel, query_THD: Tensor, cache: PagedKV, rows: PrefillRows, options: AttentionOptions, out_THD: Tensor
 ) -> Any:
     lens = {"query_lens": address_of(rows.query_lens), "context_lens": address_of(rows.context_lens)}
+    lens["last_keys"] = address_of(rows.last_keys)
     return _attend(kernel, query_THD, cache, rows.page_tables, options, out_THD, **lens)
 
 

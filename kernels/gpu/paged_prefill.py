@@ -43,7 +43,8 @@ def paged_prefill(
     launch_shape = _launch_shape(query_THD, cache)
     tiles = _plan_here(len(query_THD), rows, launch_shape) if rows.tiles is None else rows.tiles
     if len(tiles):
-        attend_tiles(query_THD, cache, (rows.page_tables, rows.context_lens, tiles), options, out_THD)
+        columns = rows.page_tables, rows.context_lens, tiles
+        attend_tiles(query_THD, cache, columns, options, out_THD, last_keys_T=rows.last_keys)
 
 
 def attend_tiles(
@@ -53,6 +54,7 @@ def attend_tiles(
     options: AttentionOptions,
     out_THD: Tensor,
     scratch: DecodeScratch | None = None,
+    last_keys_T: Tensor | None = None,
 ) -> None:
     """`columns`: the page tables and lengths of rows, and tiles; `scratch` has room for parts, if there are any."""
     (page_tables, lens, tiles), (num_heads, head_dim) = columns, query_THD.shape[1:]
@@ -66,6 +68,7 @@ def attend_tiles(
     sinks = unread if options.sinks is None else options.sinks
     attend[(len(tiles) * cache.num_heads,)](
         *(query_THD, cache.keys, cache.values, *scales_of(cache), page_tables, lens, tiles, *parts, out_THD, sinks),
+        tiles if last_keys_T is None else last_keys_T,
         *(options.scale * LOG2_E, cap_log2_of(options), query_THD.stride(0), page_tables.stride(0)),
         QUERIES=num_heads // cache.num_heads,
         NUM_KV_HEADS=cache.num_heads,
@@ -75,6 +78,7 @@ def attend_tiles(
         WINDOW=options.window or 0,
         HAS_CAP=options.softcap is not None,
         HAS_SINKS=options.sinks is not None,
+        HAS_LAST_KEYS=last_keys_T is not None,
         SPLIT=SPLIT_KEYS if is_fixed else 0,
         **find_launch("split_attention" if is_fixed else "paged_prefill", *_launch_shape(query_THD, cache)),
     )
@@ -117,6 +121,7 @@ def attend(
     sums,
     out,
     sinks,
+    last_keys,
     scale_log2,
     cap_log2,
     query_stride,
@@ -129,6 +134,7 @@ def attend(
     WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_LAST_KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -173,6 +179,11 @@ def attend(
         first_key = tl.maximum(num_before + 1 - WINDOW, 0)
         begin = first_key // BLOCK_N * BLOCK_N
         first_whole = tl.minimum(tl.cdiv(tl.maximum(end_key - WINDOW, 0), BLOCK_N) * BLOCK_N, end_whole)
+    position_M = num_before + query_M
+    last_M = position_M
+    if HAS_LAST_KEYS:
+        end_key = tl.load(last_keys + first_token + num_queries - 1) + 1
+        last_M = tl.load(last_keys + first_token + query_M, mask=query_M < num_queries, other=0)
     first_split, end_split = 0, 1
     if SPLIT:
         first_split = tl.maximum(tl.load(words + 4), begin // SPLIT)
@@ -212,8 +223,7 @@ def attend(
                 if HAS_CAP:
                     score_MN = cap_scores(score_MN, cap_log2)
                 if STAGE != 1:
-                    position_M = num_before + query_M
-                    is_seen_MN = (key_N < end_key)[None, :] & (key_N[None, :] <= position_M[:, None])
+                    is_seen_MN = (key_N < end_key)[None, :] & (key_N[None, :] <= last_M[:, None])
                     if WINDOW:
                         is_seen_MN &= key_N[None, :] > position_M[:, None] - WINDOW
                     score_MN = tl.where(is_seen_MN, score_MN, float("-inf"))

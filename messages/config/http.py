@@ -19,7 +19,14 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     sse_keepalive_s: Annotated[
         float, Meta(gt=0, description="seconds of silence after which a stream sends a keep-alive comment")
     ] = 15.0
-    max_body_mb: Annotated[float, Meta(gt=0, description="maximum size of a request body in MiB")] = 16.0
+    max_body_mb: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="maximum size of a request body in MiB; if the model reads images, one of --max-image-mb in "
+            "base64 always fits",
+        ),
+    ] = 16.0
     max_bodies_mb: float = 0.0
     """MiB for the bodies of all requests that are open or still arriving; 0: 16 of the largest. Not a flag."""
     strict_fields: Annotated[

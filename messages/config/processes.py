@@ -130,4 +130,13 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Meta(ge=0.01, le=65536, description="maximum size of --record in GiB; the oldest frames are deleted first"),
     ] = 1.0
+    record_images_mb: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1048576,
+            description="with --record, maximum size in MiB of the image files of requests that are kept there for "
+            "launch.py replay; 0: frames have only their digests",
+        ),
+    ] = 0
     log_format: Annotated[Literal["text", "json"], Meta(description="log format; json: one object per line")] = "text"

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from messages.config.http import HttpConfig
+from messages.config.images import ImageConfig, VisionFacts
 from messages.config.pooling import PoolingFacts
 from messages.config.processes import RunConfig
 from messages.config.scheduling import Positive, SchedulingConfig
@@ -282,6 +283,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The file with the LoRA adapters by name (`runtime/adapter_table.py`); empty if LoRA is off."""
     vector_size: int = 1024
     """Numbers in a vector of the model."""
+    vision: VisionFacts | None = None
+    """`None`: the model reads no images."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -291,6 +294,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheConfig = CacheConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
     http: HttpConfig = HttpConfig()
+    images: ImageConfig = ImageConfig()
     run: RunConfig = RunConfig()
     extras: dict[str, dict[str, Any]] = {}
     """The sections of extras whose flags were given, by the extras' names (`ExtraConfig.of`)."""

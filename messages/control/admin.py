@@ -35,6 +35,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     phase: str
     fraction: float | None
     gauges: dict[str, float]
+    placement: dict[str, str] = {}
 
 
 ScalingCause = Literal["waiting", "idle", "range"]

@@ -8,6 +8,7 @@ BOUNDS: dict[str, tuple[float, ...]] = {
     "step_seconds": (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
     "step_rows": (1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
     "step_tokens": (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
+    "image_seconds": (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
     "grammar_seconds": (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 }
 """Inclusive upper bounds of the buckets by name; one more bucket is above the last bound."""
@@ -34,6 +35,10 @@ COUNTERS = (
     "drafts",
     "draft_tokens",
     "accepted_tokens",
+    "image_hits",
+    "image_misses",
+    "images_encoded",
+    "images_evicted",
     "tier_skipped_pages",
     "tier_dropped_pages",
     "tier_dropped_states",

@@ -14,6 +14,9 @@ FRONTEND = "frontend"
 RING = ("tokenizer", "scheduler", "detokenizer")
 """The kinds of processes that a request passes through."""
 
+ENCODER = "encoder"
+"""The kind of processes that encode images for schedulers; text does not wait for them."""
+
 WAITING = "waiting"
 """How the phase of a starting process begins while the machine that it needs is not there."""
 
@@ -67,7 +70,7 @@ class PhaseReport(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """process → launcher: it serves from now on. `degraded` names what is missing or slower, and why.
 
-    `placement`, set by a scheduler: the device, dtype and kv_cache_dtype to which `auto` was resolved.
+    `placement`, set by a scheduler or an encoder: the device, dtype and kv_cache_dtype to which `auto` was resolved.
     """
 
     degraded: str = ""

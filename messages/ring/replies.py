@@ -21,11 +21,12 @@ NUM_CONTEXT_TOKENS = 8
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
-    """Token counts of a request; `cached_tokens` of its prompt were in the prefix cache."""
+    """Token counts of a request; `cached_tokens` of its prompt were in the prefix cache, `image_tokens` are images."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    image_tokens: int = 0
 
 
 class OpenStream(msgspec.Struct, frozen=True, array_like=True, tag=True):

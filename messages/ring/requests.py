@@ -12,6 +12,9 @@ import msgspec
 from messages.columns import Float32s, Int32s
 from messages.ring.adapters import Adapter
 from messages.ring.cache import CacheQuestion
+from messages.ring.dry import Dry
+from messages.ring.encodings import EncodeImage, EngineStarted, ForgetImage, FromEncoder
+from messages.ring.images import ImageInput
 from messages.ring.infill import Infill
 from messages.ring.pooling import Pooling
 from messages.ring.spans import PromptSpan
@@ -105,23 +108,6 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     thought: Thought | None = None
     limit: ThoughtLimit | None = None
     closes_objects: bool | None = None
-
-
-class Dry(msgspec.Struct, frozen=True, array_like=True):
-    """The DRY penalty ("don't repeat yourself") against repeated sequences.
-
-    If the last n tokens (n >= `allowed_length`) also occur earlier in the text, the logit of the token that followed
-    them there is lowered by `multiplier * base ** (n - allowed_length)`. Only the last `penalty_last_n` tokens count
-    (-1: all). No repetition extends across one of `breaker_ids` (int32), which the tokenizer derives from
-    `sequence_breakers`.
-    """
-
-    multiplier: float
-    base: float
-    allowed_length: int
-    penalty_last_n: int
-    sequence_breakers: tuple[str, ...]
-    breaker_ids: Int32s = b""
 
 
 YIELDING_PRIORITY = 100
@@ -284,6 +270,8 @@ class TokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """With `prompt_ids` only."""
     client: str = ""
     share: int = 1
+    images: tuple[ImageInput, ...] = ()
+    """Of `chat`, in the order of its parts of type `image`; of a text, in the order of the marks in it."""
 
     def alone(self, sibling: Sibling) -> "TokenizeMsg":
         """Returns the message of the request `sibling`."""
@@ -315,6 +303,8 @@ class UserMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The chat template has opened the model's reasoning."""
     client: str = ""
     share: int = 1
+    images: tuple[ImageInput, ...] = ()
+    """A span of kind `image` has the index of one."""
 
 
 class AbortMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -374,6 +364,8 @@ class EncodeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     wants_token_strs: bool = False
     wants_text: bool = False
     """Return the text, too: that of the rendered chat."""
+    images: tuple[ImageInput, ...] = ()
+    """See `TokenizeMsg`."""
 
 
 class DecodeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -397,4 +389,5 @@ class FramesLost(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 ToTokenizer = TokenizeMsg | AbortMsg | DropBefore | FlushCache | EncodeMsg | DecodeMsg | FramesLost | CacheQuestion
-ToScheduler = UserMsg | AbortMsg | StopSeen | DropBefore | FlushCache | FramesLost | CacheQuestion
+ToScheduler = UserMsg | AbortMsg | StopSeen | DropBefore | FlushCache | FramesLost | CacheQuestion | FromEncoder
+ToEncoder = EncodeImage | ForgetImage | EngineStarted | FramesLost

@@ -8,10 +8,12 @@ import msgspec
 
 from messages.errors import bad_request
 
-SpanKind = Literal["embeds"]
-"""What the rows are: `embeds` are embeddings that the sender computed."""
+SpanKind = Literal["embeds", "image"]
+"""What the rows are: `embeds` are embeddings that the sender computed, `image` is the encoding of an image."""
 
 DIGEST_BYTES = 16
+
+ALL_POSITIONS = -1
 
 MAX_SPANS = 256
 """Per prompt. Their total length is bounded by the context."""
@@ -23,12 +25,27 @@ class PromptSpan(msgspec.Struct, frozen=True, array_like=True):
     `digest` (`DIGEST_BYTES`) identifies the rows: spans with equal digests have equal rows. So cached pages are shared
     by prompts with equal ids and equal spans alone. A position of a span counts for no penalty, is not drafted from,
     and has no logprob.
+
+    An image's span has all tokens from its first placeholder to its last one. Those with the id `placeholder`
+    (`ALL_POSITIONS`: all) get the rows, in order; others, such as the ends of its lines, keep their embeddings.
     """
 
     start: int
     length: int
     digest: bytes
     kind: SpanKind = "embeds"
+    image: int = -1
+    """Its index in `UserMsg.images`."""
+    placeholder: int = ALL_POSITIONS
+    num_lines: int = 0
+    num_columns: int = 0
+    """The grid of the tokens of an image whose positions have three axes (M-RoPE); 0: positions have one axis.
+
+    The token in line y and column x has the position (start, start + y, start + x), and the text behind the span
+    continues at start + max(num_lines, num_columns).
+    """
+    is_two_way: bool = False
+    """The tokens attend to each other in both directions, so one step computes them."""
 
     @property
     def end(self) -> int:

@@ -224,6 +224,15 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """`None` if no row is pooled."""
     placed_rows: Annotated[bytes, Column(INT32, TOKEN, fill=-1, dummy=-1, is_optional=True)] = b""
     """Which row of the buffer of placed rows replaces the token's embedding, -1 for none."""
+    rope_positions: Annotated[bytes, Column(INT32, TOKEN, is_optional=True)] = b""
+    """The position by which each token's queries and keys are rotated; for a token of an image, its place in time.
+    Empty if these are `positions`: an image takes fewer of them than it has tokens (`PromptSpan.num_lines`)."""
+    line_positions: Annotated[bytes, Column(INT32, TOKEN, is_optional=True)] = b""
+    """The same in the lines of an image; for other tokens, `rope_positions`. Empty in a step without such images."""
+    column_positions: Annotated[bytes, Column(INT32, TOKEN, is_optional=True)] = b""
+    last_keys: Annotated[bytes, Column(INT32, TOKEN, is_optional=True)] = b""
+    """The position of the last token that each token attends to, in layers in which those of a span see each other
+    (`PromptSpan.is_two_way`). Empty if that is itself for all."""
 
     @property
     def num_rows(self) -> int:

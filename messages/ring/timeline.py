@@ -6,7 +6,16 @@ from typing import Literal
 import msgspec
 
 WaitsFor = Literal[
-    "rows", "tokens", "pages", "drain", "priority", "window_pages", "state_slots", "adapter", "adapter_slots"
+    "rows",
+    "tokens",
+    "pages",
+    "drain",
+    "priority",
+    "window_pages",
+    "state_slots",
+    "adapter",
+    "adapter_slots",
+    "encoding",
 ]
 """Why the first request of the queue got no row: all rows are in use, the step's token budget is spent, too few pages
 are available, the scheduler is draining, its priority is the lowest and requests of higher priority exist, or a
@@ -16,6 +25,8 @@ RESOURCE_TEXTS: Mapping[WaitsFor, str] = {
     "window_pages": "too few pages of layers with a window are free or can be evicted (--kv-cache-memory-gb)",
     "state_slots": "all slots for recurrent states are in use (--kv-cache-memory-gb)",
     "adapter": "its LoRA adapter is being read from disk",
+    "encoding": "its images are being encoded (--encoder-workers, --image-max-tokens), or encodings of others take all "
+    "memory for them (--image-cache-mb)",
     "adapter_slots": "rows use other LoRA adapters, as many as may be used at once (--max-loras)",
 }
 """What `/requests` shows for the resources of `scheduler_proc/deciding/pages/resource.py`."""
@@ -56,7 +67,8 @@ class WaitingRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A request in the queue, behind `num_before` others. Its tokens fill `num_pages` pages, cached ones included.
 
     Prompts before it have `num_tokens_before` tokens that are not computed, cached ones included; -1 if they have not
-    been counted. `num_clients_before` other clients take their turns before it.
+    been counted. `num_clients_before` other clients take their turns before it. `lacks`: the resource that it lacks
+    itself, if any.
     """
 
     uid: int
@@ -66,6 +78,7 @@ class WaitingRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_pages: int
     num_tokens_before: int = -1
     num_clients_before: int = 0
+    lacks: WaitsFor | None = None
 
 
 class DelayedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -38,7 +38,8 @@ class FrameRecorder:
         self._name = name
         self._keepers: list[Keeper] = []
         run = config.run
-        num_processes = run.frontend_workers + run.tokenizer_workers + config.num_engines + 1
+        num_encoders = 0 if config.facts.vision is None else config.images.encoder_workers
+        num_processes = run.frontend_workers + run.tokenizer_workers + num_encoders + config.num_engines + 1
         if run.black_box_mb:
             # A replaced process leaves its file, so there are two per name.
             num_bytes = run.black_box_mb * MIB // num_processes // 2

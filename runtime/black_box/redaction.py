@@ -26,7 +26,7 @@ HIDDEN_NUMBERS = frozenset({"values", "carried"})
 """Columns of floats from which a text could be guessed: vectors of pooled prompts."""
 
 KEPT_TEXTS = frozenset({"receiver", "param", "code", "type"})
-KEPT_WORDS = frozenset({"system", "user", "assistant", "tool", "text", "function"})
+KEPT_WORDS = frozenset({"system", "user", "assistant", "tool", "text", "image", "function"})
 """Values of `role` and `type` in JSON objects, which chat templates check."""
 
 TOKEN_NUMBERS = frozenset({"token_id", "stop_token_ids", "cached_token", "stop_reason"})

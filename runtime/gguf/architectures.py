@@ -130,6 +130,11 @@ ARCHITECTURES = {
     "glm4": QWEN2.like("Glm4ForCausalLM", "glm4", dense.glm4_config, names.GLM4_LAYER),
     "qwen2": QWEN2,
     "qwen3": QWEN3,
+    "qwen2vl": QWEN2.like("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", dense.qwen2_vl_config),
+    "qwen3vl": QWEN3.like("Qwen3VLForConditionalGeneration", "qwen3_vl_text", dense.qwen3_vl_config),
+    "qwen3vlmoe": QWEN3.like(
+        "Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text", experts.qwen3_vl_moe_config, QWEN3_MOE_LAYER
+    ),
     "qwen2moe": QWEN2.like(
         "Qwen2MoeForCausalLM", "qwen2_moe", experts.qwen2_moe_config, names.LLAMA_ATTENTION | names.QWEN2_EXPERTS
     ),

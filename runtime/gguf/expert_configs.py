@@ -3,7 +3,7 @@
 from typing import Any
 
 from runtime.gguf.configs import ModelFields, llama_config
-from runtime.gguf.llama_configs import granite_fields
+from runtime.gguf.llama_configs import granite_fields, with_parts
 
 SIGMOID = 2
 """The number of llama.cpp."""
@@ -33,6 +33,10 @@ def qwen3_moe_config(fields: ModelFields) -> dict[str, Any]:
         "moe_intermediate_size": fields.count("expert_feed_forward_length", size),
         "norm_topk_prob": True,
     }
+
+
+def qwen3_vl_moe_config(fields: ModelFields) -> dict[str, Any]:
+    return with_parts(qwen3_moe_config(fields), fields)
 
 
 def olmoe_config(fields: ModelFields) -> dict[str, Any]:

@@ -5,6 +5,9 @@ from typing import Any
 from runtime.gguf.configs import ROPE_FACTORS, ModelFields, read_floats
 
 TABLE = "per_layer_token_embd.weight"
+CAUSAL_SIZES = (1536, 2560)
+"""The hidden sizes of E2B and E4B, whose tokens of images do not attend to later ones. The file does not say so."""
+
 UNROTATED = 1e30
 """The factor of frequencies in `ROPE_FACTORS` which makes them 0, at least."""
 
@@ -50,6 +53,7 @@ def gemma4_config(fields: ModelFields) -> dict[str, Any]:
         "max_position_embeddings": fields.count("context_length"),
         "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
         "final_logit_softcapping": fields.number("final_logit_softcapping", 0.0) or None,
+        "use_bidirectional_attention": None if fields.count("embedding_length") in CAUSAL_SIZES else "vision",
         **_read_experts(fields),
     }
 

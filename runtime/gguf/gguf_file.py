@@ -1,7 +1,7 @@
 """A model in GGUF: one file, or a set of files that are its parts."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,10 @@ from messages.errors import BootError, quoted
 from runtime.gguf.header import MAGIC, GgufTensor, Header, open_regular, read_header
 
 SUFFIX = ".gguf"
+MMPROJ = "mmproj"
+TOWER_KINDS = ("bf16", "f16", "q8", "f32")
+"""Parts of the names of vision towers, the preferred one first."""
+
 PART_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 """Names of the parts of a model, as llama.cpp writes and finds them."""
 
@@ -79,6 +83,16 @@ def choose_name(place: str, names: list[str], requested: str = "") -> str:
     raise BootError(f"{place} has several models in GGUF; choose one with --gguf-file: {_listed(models)}")
 
 
+def choose_mmproj(names: Iterable[str]) -> str | None:
+    """Returns the name of the vision tower among file names of a directory or repository, if there is one.
+
+    The one in 16 bits is preferred, as its larger and smaller versions are slower or less exact.
+    """
+    towers = sorted(name for name in names if name.startswith(MMPROJ) and name.endswith(SUFFIX))
+    ranks = {name: next((rank for rank, kind in enumerate(TOWER_KINDS) if kind in name.lower()), 9) for name in towers}
+    return min(towers, key=lambda name: ranks[name], default=None)
+
+
 def is_gguf(path: Path) -> bool:
     """True if the file's name or its first bytes mark it as GGUF."""
     try:
@@ -107,7 +121,7 @@ def part_names(name: str) -> list[str]:
 def is_model(name: str) -> bool:
     """Part 1 stands for its model. Image encoders (mmproj) lie with the models that they belong to."""
     found = PART_NAME.fullmatch(name)
-    return not name.startswith("mmproj") and (found is None or int(found["number"]) == 1)
+    return not name.startswith(MMPROJ) and (found is None or int(found["number"]) == 1)
 
 
 def _listed(names: list[str]) -> str:

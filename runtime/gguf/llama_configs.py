@@ -44,6 +44,26 @@ def glm4_config(fields: ModelFields) -> dict[str, Any]:
     return llama_config(fields, rotates_parts=True)
 
 
+def qwen2_vl_config(fields: ModelFields) -> dict[str, Any]:
+    return with_axes(dense_llama_config(fields), fields)
+
+
+def qwen3_vl_config(fields: ModelFields) -> dict[str, Any]:
+    return with_parts(dense_llama_config(fields), fields)
+
+
+def with_parts(config: dict[str, Any], fields: ModelFields) -> dict[str, Any]:
+    """Returns the config with what images need in Qwen3-VL."""
+    return {**with_axes(config, fields), "num_deepstack_layers": fields.whole("n_deepstack_layers")}
+
+
+def with_axes(config: dict[str, Any], fields: ModelFields) -> dict[str, Any]:
+    """Returns the config with the sections of positions with three axes; the file has a fourth one, which is empty."""
+    sections = fields.counts("rope.dimension_sections", 4, 0, least=0)[:3]
+    own = {"mrope_section": sections} if any(sections) else {}
+    return {**config, "rope_parameters": {**config["rope_parameters"], **own}}
+
+
 def mistral3_config(fields: ModelFields) -> dict[str, Any]:
     """Queries grow with their position in Ministral 3, not in Mistral Small 3, which is Mistral."""
     config, growth = dense_llama_config(fields), fields.number("attention.temperature_scale", 0.0)

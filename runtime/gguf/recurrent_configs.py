@@ -5,7 +5,7 @@ from typing import Any
 
 from runtime.gguf.configs import ModelFields, llama_config
 from runtime.gguf.expert_configs import SIGMOID
-from runtime.gguf.llama_configs import granite_fields
+from runtime.gguf.llama_configs import granite_fields, with_axes
 
 PERIOD = 4
 """By default, each layer of this number attends."""
@@ -14,12 +14,12 @@ PERIOD = 4
 def qwen35_config(fields: ModelFields) -> dict[str, Any]:
     """Value heads of one key head do not follow each other in the file, unless there is one for each."""
     fields.require("expert_count", 0)
-    config = _hybrid_config(fields)
+    config = with_axes(_hybrid_config(fields), fields)
     return config | {"has_tiled_value_heads": config["linear_num_key_heads"] < config["linear_num_value_heads"]}
 
 
 def qwen35_moe_config(fields: ModelFields) -> dict[str, Any]:
-    config = _hybrid_config(fields) | _experts(fields)
+    config = with_axes(_hybrid_config(fields) | _experts(fields), fields)
     return config | {"has_tiled_value_heads": config["linear_num_key_heads"] < config["linear_num_value_heads"]}
 
 

@@ -79,6 +79,14 @@ class HfConfig:
             raise self.error(name, value, "a list of indices")
         return value
 
+    def integers(self, name: str, default: int | None = None) -> list[int]:
+        """Returns a list of integers, or the only one, which may be negative."""
+        value = self._get(name, default)
+        value = value if isinstance(value, list) else [value]
+        if not value or len(value) > MAX_LAYERS or not all(type(item) is int for item in value):
+            raise self.error(name, value, "an integer or a list of integers")
+        return value
+
     def numbers(self, name: str) -> list[float]:
         value = self._get(name, [])
         if not isinstance(value, list) or not all(

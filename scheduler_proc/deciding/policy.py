@@ -138,8 +138,10 @@ class Policy:
         first = next(iter(prompts), None)
         if first is None or first.pending.gives_way or plan.count_missing(first) <= plan.num_tokens_left:
             return
-        num_kept, plan.passed = plan.num_tokens_left - plan.num_tokens_left // 2, first
-        plan.num_tokens_left -= num_kept
+        num_kept, start = -(-plan.num_tokens_left // 2), len(first.token_ids) - plan.count_missing(first)
+        if not start < plan.find_end(first, start, num_kept, self._resources) <= start + num_kept:
+            return
+        plan.num_tokens_left, plan.passed = plan.num_tokens_left - num_kept, first
         for req in sorted(prompts, key=plan.count_missing):
             if plan.may_pass(req.pending, plan.count_missing(req)):
                 self._add_chunk(req, plan)
@@ -248,8 +250,10 @@ class Policy:
                 self._record_delay(req, by_uid)
                 return
             start = req.num_computed_tokens
-        end = len(req.token_ids) if chunking == "none" else min(start + num_tokens_left, len(req.token_ids))
-        if start < end and self._make_room(req, end, plan):
+        end = plan.find_end(req, start, num_tokens_left, self._resources)
+        if start >= end:
+            self._record_delay(req, 0)
+        elif self._make_room(req, end, plan):
             plan.chunks.append(Chunk(req, start, end, req.outputs_in_prefill(start, end)))
             plan.num_tokens_left -= end - start
             plan.num_yielding_left -= (end - start) * req.pending.gives_way
@@ -322,16 +326,15 @@ class Policy:
         if not self._stages.waiting:
             self.notes.waits_for = None
         elif self.notes.waits_for is None:
-            left = plan.num_tokens_left > 0
-            self.notes.waits_for = "rows" if self._is_full else self._find_wait() if left else "tokens"
+            lacking = self.find_wait(self._stages.waiting.first) or "priority"
+            self.notes.waits_for = "rows" if self._is_full else lacking if plan.num_tokens_left > 0 else "tokens"
 
-    def _find_wait(self) -> WaitsFor:
-        """Returns what the first request of the queue waits for although rows and tokens are left."""
+    def find_wait(self, pending: PendingReq) -> WaitsFor | None:
+        """Returns which resource a waiting request lacks, if any."""
         for resource in self._resources:
-            reason = resource.find_wait(self._stages.waiting.first)
-            if reason is not None:
+            if reason := resource.find_wait(pending):
                 return reason
-        return "priority"
+        return None
 
     @property
     def _is_full(self) -> bool:

@@ -108,6 +108,7 @@ class PendingReq:
         self.token_ids: array[int] = unpack_int32(message.input_ids + message.output_ids)
         self.num_prompt_tokens = len(message.input_ids) // self.token_ids.itemsize
         self.spans = message.spans
+        self.images = message.images
         self.sampling_params = params
         self.salt = salt_of(params.cache_salt)
         self.max_len = min(self.num_prompt_tokens + params.max_tokens, limits.max_model_len)

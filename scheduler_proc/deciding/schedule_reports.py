@@ -87,7 +87,14 @@ class ScheduleReports:
     def _waiting_row(self, pending: PendingReq, num_before: int, num_tokens: int, num_clients: int) -> WaitingRow:
         num_pages = -(-len(pending.token_ids) // self._cache.page_size)
         return WaitingRow(
-            pending.uid, pending.attempt, pending.queued_ns, num_before, num_pages, num_tokens, num_clients
+            pending.uid,
+            pending.attempt,
+            pending.queued_ns,
+            num_before,
+            num_pages,
+            num_tokens,
+            num_clients,
+            self._policy.find_wait(pending),
         )
 
 

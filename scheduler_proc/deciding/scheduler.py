@@ -7,6 +7,7 @@ from typing import Protocol
 
 from messages.errors import ErrorInfo, RequestError, bad_request
 from messages.ring.cache import ExplainCache, ListCache
+from messages.ring.encodings import EncoderStarted, ImageEncoded
 from messages.ring.replies import CacheFlushed, DetokenizeMsg, FinishedRow, ToDetokenizer
 from messages.ring.requests import AbortMsg, DropBefore, FlushCache, FramesLost, StopSeen, ToScheduler, UserMsg
 from messages.ring.steps import Batch, ForwardOutput
@@ -93,8 +94,11 @@ class Scheduler:
 
     def receive(self, message: ToScheduler) -> None:
         """Carries out a message. One about an older attempt than the known one is dropped."""
-        if isinstance(message, FramesLost):
-            self._replies.append(message)  # the detokenizer forwards it to the frontend
+        if isinstance(message, FramesLost | ImageEncoded | EncoderStarted):
+            for resource in self._resources:
+                resource.receive(message)
+            if isinstance(message, FramesLost):
+                self._replies.append(message)  # the detokenizer forwards it to the frontend
             return
         known = self._stages.requests.get(message.uid)
         match message:

@@ -9,6 +9,7 @@ import msgspec
 from scheduler_proc.deciding.drafting.draft_state import Drafts, DraftSteps
 from scheduler_proc.deciding.in_flight import StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import PageKey
+from scheduler_proc.deciding.pages.resource import Resource
 from scheduler_proc.deciding.pages.running_request import Chunk, Req
 from scheduler_proc.deciding.requests import Flow, Group, PendingReq
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
@@ -68,6 +69,17 @@ class StepPlan:
             self.num_yielding_left += (chunk.end - chunk.start) * req.pending.gives_way
             self.chunks = [other for other in self.chunks if other is not chunk]
             self.pages_in_work = {key: uid for key, uid in self.pages_in_work.items() if uid != req.uid}
+
+    def find_end(self, req: Req, start: int, num_tokens: int, resources: Iterable[Resource]) -> int:
+        """Returns where a prompt's chunk of at most `num_tokens` ends: not between tokens that belong together."""
+        is_whole = chunking_of(req.pending.sampling_params) == "none"
+        end = len(req.token_ids) if is_whole else min(start + num_tokens, len(req.token_ids))
+        found = (resource.find_whole(req, end) for resource in resources)
+        whole = next((whole for whole in found if whole is not None), None)
+        if whole is None:
+            return end
+        num_left = self.num_tokens_left + (0 if self.chunks else self.num_left_over)
+        return whole.stop if whole.start <= start and whole.stop - start <= num_left else whole.start
 
     def count_missing(self, req: Req) -> int:
         """Returns the number of tokens of a prompt that no step computes so far."""

@@ -3,7 +3,7 @@
 import time
 
 from messages.control.admin import Done, Progress, ScaleProcess
-from messages.control.processes import WAITING, kind_of, worker_name, worker_number
+from messages.control.processes import ENCODER, WAITING, kind_of, worker_name, worker_number
 from messages.engines import SCHEDULER
 from supervisor.admin.handover import JOIN_TIMEOUT_S, check_no_handover, drain_rows, stop_process
 from supervisor.admin.inquiries import find_process
@@ -12,8 +12,7 @@ from supervisor.child import Child, command_of_worker
 from supervisor.lifecycle import Lifecycle
 from supervisor.process_group import ProcessGroup
 
-SCALABLE = ("tokenizer", SCHEDULER)
-MAX_WORKERS = {"tokenizer": 64, SCHEDULER: 32}
+MAX_WORKERS = {"tokenizer": 64, ENCODER: 16, SCHEDULER: 32}
 LAST_WORK_S = 0.3
 """Time for the frontend to learn that a worker leaves, and the worker to finish what was on its way to it.
 
@@ -62,9 +61,9 @@ def _until_started(group: ProcessGroup, added: list[Child]) -> Steps:
 def _check_scalable(group: ProcessGroup, command: ScaleProcess) -> list[Child]:
     """Returns the present workers by number."""
     kind = command.process
-    if kind not in SCALABLE:
+    if kind not in MAX_WORKERS:
         find_process(group, kind)
-        raise CommandFailedError("impossible", f"only {' and '.join(SCALABLE)} can be scaled, not the {kind}")
+        raise CommandFailedError("impossible", f"only {', '.join(MAX_WORKERS)} can be scaled, not the {kind}")
     if not 1 <= command.num <= MAX_WORKERS[kind]:
         raise CommandFailedError(
             "impossible", f"there can be 1 to {MAX_WORKERS[kind]} of the {kind}, not {command.num}"

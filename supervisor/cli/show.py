@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from messages.control.admin import ProcessInfo, ProcessList, Scaling
+from messages.control.processes import ENCODER, kind_of
 
 SHOWN_GAUGES = (
     *("requests", "waiting", "running", "streams", "pages_free", "pages_cached", "pages_held"),
@@ -24,11 +25,16 @@ def scaling_text(scaling: Scaling) -> str:
 
 
 def memory_text(server: ProcessList) -> str:
-    """Returns the memory of the server, and what its schedulers have reported of it."""
+    """Returns the memory of the server, what its schedulers have reported of it, and where images are encoded."""
     texts = [f"memory: {_megabytes(server.memory_bytes)}"]
     for one in (process.gauges for process in server.processes if "weights_bytes" in process.gauges):
         weights, cache, used = (_megabytes(one[f"{of}_bytes"]) for of in ("weights", "kv_cache", "kv_cache_resident"))
         texts.append(f"weights {weights}, KV cache {used} of at most {cache}")
+    texts += [
+        f"images are encoded on {one.placement['device']} in {one.placement['dtype']}"
+        for one in server.processes
+        if kind_of(one.name) == ENCODER and one.placement
+    ][:1]
     return "; ".join(texts)
 
 

@@ -19,7 +19,7 @@ import msgspec
 from huggingface_hub import constants, errors
 
 from messages.errors import BootError
-from runtime.gguf.gguf_file import SUFFIX, choose_name, part_names
+from runtime.gguf.gguf_file import SUFFIX, choose_mmproj, choose_name, part_names
 from runtime.lifeline import ask_for_death_signal
 from runtime.model_files import WEIGHT_FILES
 
@@ -103,7 +103,8 @@ def fetch(requested: WantedModel) -> Path:
         return cached
     if _is_for_gguf(requested, file_names):
         file_name = choose_name(requested.name, file_names, requested.gguf_file)
-        return download(requested, part_names(file_name), ()) / file_name
+        tower = choose_mmproj(file_names) if requested.kind != "tokenizer" else None
+        return download(requested, [*part_names(file_name), *filter(None, [tower])], ()) / file_name
     patterns, ignored = [*TOKENIZER_FILES, *_weight_patterns(requested, file_names)], ROOT_FILES_ONLY
     if "modules.json" in file_names and WEIGHT_PATTERNS[requested.kind]:
         patterns += [name for name in file_names if MODULE_FILE.fullmatch(name)]

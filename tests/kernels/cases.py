@@ -4,7 +4,7 @@ Shape legend: T tokens, H query heads, G key/value heads, D head dimension, S sl
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -45,6 +45,7 @@ class PagedCase:
     options: AttentionOptions
     attend: Callable[[], Tensor]
     """Returns the expected attention, float64 [T, H, D]."""
+    last_keys: Tensor | None = None
 
     @cached_property
     def expected(self) -> Tensor:
@@ -121,13 +122,41 @@ def with_codes(case: PagedCase, code_dtype: torch.dtype) -> PagedCase:
     return replace(case, cache=coded, attend=lambda: torch.cat(expected).to(keys.device))
 
 
+def with_spans(case: PagedCase, spans: Mapping[int, Sequence[tuple[int, int]]]) -> PagedCase:
+    """Returns the case in which tokens of a span attend to all of it; `spans`: by row, from where to where (exclusive).
+
+    All tokens of a span that are not in the cache are new.
+    """
+    cache, expected, found, first = case.cache, [], [], 0
+    for row, (num_new, num_before) in enumerate(zip(case.query_lens.tolist(), case.context_lens.tolist(), strict=True)):
+        begin, last = first_seen(num_before, case.options), torch.arange(num_before, num_before + num_new)
+        for start, end in spans.get(row, ()):
+            assert end <= num_before + num_new
+            last[max(start, num_before) - num_before : end - num_before] = end - 1
+        slots = cache.find_slots(case.page_tables[row : row + 1], torch.arange(begin, num_before + num_new)[None])[0]
+        parts = (cache.keys, cache.key_scales), (cache.values, cache.value_scales)
+        kv = [gather_heads(stored, scales, slots.to(stored.device), torch.float64).cpu() for stored, scales in parts]
+        query_NHD = case.query[first : first + num_new].cpu()
+        options = replace(case.options, sinks=None if case.options.sinks is None else case.options.sinks.cpu())
+        expected.append(dense_attention(query_NHD, kv[0], kv[1], options, last - begin))
+        found.append(last)
+        first += num_new
+    last_keys = torch.cat(found).int().to(case.query.device)
+    return replace(case, last_keys=last_keys, attend=lambda: torch.cat(expected).to(case.query.device))
+
+
 def first_seen(position: int, options: AttentionOptions) -> int:
     """Returns the first position that a token attends to."""
     return 0 if options.window is None else max(0, position + 1 - options.window)
 
 
-def dense_attention(query_THD: Tensor, key_LGD: Tensor, value_LGD: Tensor, options: AttentionOptions) -> Tensor:
-    """Returns causal attention in float64; the last query is at the position of the last key."""
+def dense_attention(
+    query_THD: Tensor, key_LGD: Tensor, value_LGD: Tensor, options: AttentionOptions, last_T: Tensor | None = None
+) -> Tensor:
+    """Returns attention in float64; the last query is at the position of the last key.
+
+    It is causal, unless the last key of each query is given.
+    """
     repeats = query_THD.shape[1] // key_LGD.shape[1]
     key_LHD = key_LGD.double().repeat_interleave(repeats, dim=1)
     value_LHD = value_LGD.double().repeat_interleave(repeats, dim=1)
@@ -137,6 +166,8 @@ def dense_attention(query_THD: Tensor, key_LGD: Tensor, value_LGD: Tensor, optio
     num_queries, num_keys = scores_HTL.shape[1:]
     later_TL = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query_THD.device)
     unseen_TL = later_TL.triu(num_keys - num_queries + 1)
+    if last_T is not None:
+        unseen_TL = torch.arange(num_keys) > last_T[:, None]
     if options.window is not None:
         unseen_TL |= later_TL.tril(num_keys - num_queries - options.window)
     weights_HTL = scores_HTL.masked_fill(unseen_TL, float("-inf")).exp()

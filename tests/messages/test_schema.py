@@ -10,7 +10,7 @@ from extras.remote.messages import JOIN_VERSION, ToJoiner, ToProxy
 from messages.control.processes import ToLauncher, ToProcess
 from messages.ring.peers import ToFrontend
 from messages.ring.replies import ToDetokenizer
-from messages.ring.requests import ToScheduler, ToTokenizer
+from messages.ring.requests import ToEncoder, ToScheduler, ToTokenizer
 from messages.ring.steps import ToRank
 from messages.schema import SCHEMA_VERSION, make_version
 
@@ -56,6 +56,6 @@ def test_every_process_computes_the_same():
     command = [sys.executable, "-c", code]
     output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
     assert int(output) == SCHEMA_VERSION
-    unions = ToTokenizer, ToScheduler, ToDetokenizer, ToFrontend, ToLauncher, ToProcess, ToRank
+    unions = ToTokenizer, ToEncoder, ToScheduler, ToDetokenizer, ToFrontend, ToLauncher, ToProcess, ToRank
     assert make_version(*unions) == SCHEMA_VERSION
     assert make_version(ToProxy, ToJoiner, ToScheduler, ToDetokenizer) == JOIN_VERSION

@@ -4,14 +4,15 @@
     python -m tests.ring.chaos --seconds 3600 --quiet --think-s 20
     python -m tests.ring.chaos --data-parallel 2 --kill-engines-every 3 --model assets/shakespeare-gpt2 --json FILE
     python -m tests.ring.chaos --model assets/smollm2-135m-instruct -- --dtype float32 --speculative ngram
+    python -m tests.ring.chaos --images
 
 Each request of a fixed set is first run undisturbed. Then 32 clients send random requests of the set, and some
-disconnect in the middle. Every few seconds the tokenizer, the scheduler or the detokenizer is killed (SIGKILL) or
-stopped (SIGSTOP, which counts as a hang), or frames to or from it are dropped, duplicated or corrupted; `--quiet`
-disables this. Every client that stays must get the text, the ids and the end of the undisturbed run. No request may be
-rejected: requests that arrive while a process is away wait for it. The launcher must report no stall. With
-`--kill-engines-every` only engines are killed (SIGKILL), one at a time: the next one when all serve again. Flags after
-`--` are the server's.
+disconnect in the middle. Every few seconds the tokenizer, the encoder, the scheduler or the detokenizer is killed
+(SIGKILL) or stopped (SIGSTOP, which counts as a hang), or frames to or from it are dropped, duplicated or corrupted;
+`--quiet` disables this. Every client that stays must get the text, the ids and the end of the undisturbed run. No
+request may be rejected: requests that arrive while a process is away wait for it. The launcher must report no stall.
+With `--kill-engines-every` only engines are killed (SIGKILL), one at a time: the next one when all serve again. Flags
+after `--` are the server's. With `--images` a third of the requests have images, of which few are cached.
 """
 
 import argparse
@@ -39,8 +40,10 @@ from benchmarks.server_process import ServerProcess, started_server
 from extras.faults.messages import ClearFaults, EdgeFault
 from messages.control.admin import Acknowledged
 from messages.control.processes import kind_of
+from tests.frontend.images.pictures import data_url, picture
 from tests.ring.client import Generated, RingClient, body, events_of, generated
 from tests.tiny_llama import write_tiny_llama
+from tests.vision_models import make_vision_model
 
 NUM_CLIENTS = 32
 NUM_REQUESTS = 64
@@ -65,12 +68,16 @@ EDGES = (
     ("detokenizer", "scheduler"),
     ("detokenizer", "frontend"),
 )
+ENCODER_EDGES = (("scheduler", "encoder"), ("encoder", "scheduler"))
 PROCESSES = ("tokenizer", "scheduler", "detokenizer")
-"""The kinds to kill; several engines are `scheduler`, `scheduler-2` …"""
+"""The kinds to kill, and the encoder; several engines are `scheduler`, `scheduler-2` …"""
 FLAGS = (
     *("--enable-fault-injection", "--max-restarts-per-min", "1000"),
     *("--hang-timeout-s", "3", "--stall-s", "6", "--sse-keepalive-s", "5"),
 )
+
+IMAGE_FLAGS = ("--no-enable-prefix-caching", "--image-cache-mb", "0.05", "--dtype", "float32", "--max-model-len", "256")
+"""With encodings of few images, and no K and V that could replace them."""
 
 QUIET_FLAGS = ("--hang-timeout-s", "60")
 """If no process is stopped, none may count as hung, however busy the machine."""
@@ -142,15 +149,17 @@ class Chaos:
         self._kill_every_s = kill_every_s
         schedulers = [name for name in ring.health()["processes"] if kind_of(name) == "scheduler"]
         self._schedulers = schedulers
-        self.processes = (*PROCESSES, *schedulers[1:])
+        has_images = "encoder" in ring.health()["processes"]
+        self.processes = (*PROCESSES, *schedulers[1:], *["encoder"] * has_images)
         self._edges = (
             *EDGES,
+            *ENCODER_EDGES * has_images,
             *(edge for name in schedulers[1:] for edge in (("tokenizer", name), (name, "detokenizer"))),
         )
         self._pause_s = pause_s
         self.counts = Counts()
         self._rng = random.Random(seed)
-        self._requests = make_requests(self._rng)
+        self._requests = make_requests(self._rng, has_images=has_images)
         self._expected: list[Generated] = []
         self._pause: Pause | None = None
         self._num_tokens_since_kill = 0
@@ -312,9 +321,8 @@ class Chaos:
             return False
         self._end_pause(health)
         kind = f"{name} {how.name}"
-        continues = kind_of(name) == "scheduler" and len(self.processes) > len(
-            PROCESSES
-        )  # then nothing pauses as a whole
+        # Then nothing pauses as a whole.
+        continues = name == "encoder" or (kind_of(name) == "scheduler" and len(self._schedulers) > 1)
         self._pause = Pause(name, kind, status["num_restarts"]) if is_calm and not continues else None
         self._num_tokens_since_kill = 0
         self.counts.kills[kind] += 1
@@ -334,10 +342,11 @@ def has_suspects(processes: dict[str, Any]) -> bool:
     return bool(processes["frontend"]["gauges"].get("suspects"))
 
 
-def make_requests(rng: random.Random) -> list[dict[str, Any]]:
+def make_requests(rng: random.Random, *, has_images: bool) -> list[dict[str, Any]]:
     """Greedy and sampled requests, as text and ids, streamed and not, with all kinds of ends."""
     prompts = real_prompts(rng) or [""] * NUM_REQUESTS
-    return [
+    images = [data_url(picture(8 + 9 * number, 60 - 5 * number, f"#{number:x}a{number:x}")) for number in range(10)]
+    requests = [
         body(
             prompts[index] if prompts[index] and index % 2 else [rng.randrange(3, 250) for _ in range(40)],
             max_tokens=rng.randrange(40, CONTEXT - 80),
@@ -353,6 +362,10 @@ def make_requests(rng: random.Random) -> list[dict[str, Any]]:
         )
         for index in range(NUM_REQUESTS)
     ]
+    for index, request in enumerate(requests if has_images else ()):
+        if index % 3 == 0:
+            request |= {"prompt": f"Number {index % 7}:", "images": rng.sample(images, rng.randint(1, 2))}
+    return requests
 
 
 def real_prompts(rng: random.Random) -> list[str]:
@@ -443,10 +456,14 @@ def run_chaos(
 
 
 @contextmanager
-def chaos_ring(*flags: str, model: str = "") -> Iterator[tuple[ServerProcess, RingClient]]:
+def chaos_ring(*flags: str, model: str = "", has_images: bool = False) -> Iterator[tuple[ServerProcess, RingClient]]:
     """A server of `model`, or of a tiny one."""
     with tempfile.TemporaryDirectory(prefix="sluice-chaos-") as directory:
-        write_tiny_llama(Path(directory), CONTEXT)
+        if has_images:
+            make_vision_model("idefics3", Path(directory))
+            flags = (*IMAGE_FLAGS, *flags)
+        else:
+            write_tiny_llama(Path(directory), CONTEXT)
         arguments = ["--model", model or directory, "--cpu-threads", "1", *FLAGS, *flags]
         with started_server(arguments, READY_TIMEOUT_S) as (server, target):
             yield server, RingClient(f"http://{target.host}:{target.port}", server.run_dir)
@@ -459,6 +476,7 @@ def main() -> int:
     parser.add_argument("--data-parallel", type=int, default=1, metavar="N", help="engines, as for launch.py")
     parser.add_argument("--kill-engines-every", type=float, default=0.0, metavar="S", help="kill nothing but engines")
     parser.add_argument("--model", default="", metavar="DIR", help="a model with a context of at least 256 tokens")
+    parser.add_argument("--images", action="store_true", help="a tiny model of images instead")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to FILE")
     parser.add_argument(
         "--think-s", type=float, default=0.0, metavar="S", help="mean pause between a client's requests"
@@ -468,7 +486,7 @@ def main() -> int:
     arguments = parser.parse_args()
     flags = (*(QUIET_FLAGS if arguments.quiet else ()), *arguments.flags)
     engines = ("--data-parallel", str(arguments.data_parallel))
-    with chaos_ring(*engines, *flags, model=arguments.model) as (server, ring):
+    with chaos_ring(*engines, *flags, model=arguments.model, has_images=arguments.images) as (server, ring):
         try:
             pause_s, kill_every_s = None if arguments.quiet else PAUSE_S, arguments.kill_engines_every
             counts = run_chaos(ring, arguments.seconds, arguments.seed, pause_s, kill_every_s, arguments.think_s)

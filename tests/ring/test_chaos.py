@@ -1,12 +1,12 @@
 """Some seconds of chaos (ten minutes in `make chaos`): nothing is lost, doubled, wrong or left behind."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.ring.chaos import FLAGS, report, run_chaos
+from tests.ring.chaos import FLAGS, IMAGE_FLAGS, report, run_chaos
 from tests.ring.client import RingClient
+from tests.vision_models import make_vision_model
 
 pytestmark = pytest.mark.ring
 
@@ -16,8 +16,9 @@ BUSY_FLAGS = ("--restart-hold-s", "50", "--stall-s", "30")
 
 
 @pytest.fixture(scope="module")
-def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
-    return start_ring(tiny_checkpoint, *FLAGS, *BUSY_FLAGS)
+def ring(tmp_path_factory: pytest.TempPathFactory, start_ring: Any) -> RingClient:
+    model_dir = make_vision_model("idefics3", tmp_path_factory.mktemp("model") / "tiny")
+    return start_ring(model_dir, *FLAGS, *IMAGE_FLAGS, *BUSY_FLAGS)
 
 
 def test_every_stream_is_exact(ring: RingClient):

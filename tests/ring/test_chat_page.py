@@ -292,7 +292,7 @@ def test_an_export_is_imported_as_it_was_and_a_bad_file_is_refused(page: Browser
         const read = await readFile(new File([{json.dumps(with_branches)}], "a.json")), wrong = [];
         for (const text of {json.dumps(texts)})
           wrong.push(await readFile(new File([text], "b.json")).then(() => "read", ({{message}}) => message));
-        return [asJson(read), wrong];
+        return [await asJson(read), wrong];
         }})"""
     )
     for refusal, (_, words) in zip(refusals, BAD_IMPORTS, strict=True):

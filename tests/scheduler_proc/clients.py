@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from messages.columns import pack_int32, runs_of, unpack_float32, unpack_int32, unpack_int64
+from messages.ring.encodings import EncoderStarted
 from messages.ring.replies import (
     CacheFlushed,
     DetokenizeMsg,
@@ -26,7 +27,7 @@ from scheduler_proc.deciding.step_plan import Budget
 from tests.scheduler_proc.simulated_drafter import plan_all_drafts
 from tests.scheduler_proc.simulated_grammar import SimulatedGrammars
 from tests.scheduler_proc.simulated_runner import Logprob, SimulatedPages, SimulatedRunner, unpack_logprobs
-from tests.scheduler_proc.simulated_spans import SimulatedSpanRows
+from tests.scheduler_proc.simulated_spans import SimulatedEncoders, SimulatedSpanRows
 from tests.scheduler_proc.simulated_store import SimulatedStore
 
 VOCAB_SIZE = 50
@@ -131,7 +132,8 @@ class Inbox:
 class Bench:
     """A scheduler, a simulated runner and an inbox, stepped by hand and checked after every move.
 
-    It takes over what is in `pages`, if they are given, and keeps pages in `store`.
+    It takes over what is in `pages`, if they are given, and keeps pages in `store`. An encoder answers while nothing
+    else can run.
     """
 
     def __init__(
@@ -151,13 +153,15 @@ class Bench:
         windows: tuple[int, int] | None = None,
         states: tuple[int, int] | None = None,
         adapters: AdapterSlots | None = None,
+        span_rows: SimulatedSpanRows | None = None,
     ):
         self.limits = Limits(max_model_len, VOCAB_SIZE, (eos_token_id,), adapters is not None)
         self.cache = open_cache(num_pages, page_size, is_sharing, pages, store, windows, states)
         if adapters is not None:
             self.cache.add_observer(adapters)
-        self.span_rows = SimulatedSpanRows()
-        self.cache.add_observer(PlacedSpans(self.span_rows, page_size))
+        self.span_rows = span_rows or SimulatedSpanRows()
+        self.encoders = SimulatedEncoders(self.span_rows)
+        self.cache.add_observer(PlacedSpans(self.span_rows, page_size, self.encoders, max_num_batched_tokens))
         self.grammars = SimulatedGrammars(self.limits)
         self.budget = Budget(max_num_seqs, max_num_batched_tokens, *yielding)
         planner = None if drafter is None else plan_all_drafts(self.cache, drafter)
@@ -169,6 +173,7 @@ class Bench:
             self.grammars,
             plans_decodes_alone=plans_decodes_alone,
         )
+        self.scheduler.receive(EncoderStarted("encoder"))
         self.adapters = adapters
         self.runner = SimulatedRunner(num_pages, page_size, VOCAB_SIZE)
         self.runner.windows, self.runner.states, self.runner.span_rows = windows, states, self.span_rows
@@ -201,6 +206,8 @@ class Bench:
         """Runs one step; returns the number of tokens that each request had in it, in the order of the rows."""
         batch = self.plan()
         while batch is None and (self.grammars.compiling or self.scheduler.is_loading):
+            if self.encoders.open:
+                self.send(self.encoders.answer())
             batch = self.plan()
         self.inbox.take(self.scheduler.pop_replies())
         if batch is None:

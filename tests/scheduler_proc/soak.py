@@ -10,15 +10,18 @@ import msgspec
 
 from messages.columns import pack_float32, pack_int32
 from messages.ring.adapters import Adapter
-from messages.ring.requests import AbortMsg, Dry, FlushCache, SamplingParams, StopSeen, UserMsg
+from messages.ring.dry import Dry
+from messages.ring.images import ImageInput
+from messages.ring.requests import AbortMsg, FlushCache, SamplingParams, StopSeen, UserMsg
 from messages.ring.spans import PromptSpan
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_grammar import allowed_next, grammar_of
 from tests.scheduler_proc.simulated_pooling import POOLINGS, expected_vectors
 from tests.scheduler_proc.simulated_runner import expected_logprobs, expected_output, values_of
-from tests.scheduler_proc.simulated_spans import embedded_ids, span_of
+from tests.scheduler_proc.simulated_spans import embedded_ids, image_of, image_span, span_of
 
 MAX_MODEL_LEN = 64
+NUM_IMAGES = 8
 
 
 @dataclass
@@ -59,6 +62,7 @@ class Soak:
         rich_share: float = 0.5,
         adapters: Sequence[Adapter] = (),
         span_share: float = 0.0,
+        has_images: bool = False,
     ):
         self.chance = random.Random(seed)
         self.bench = bench
@@ -68,6 +72,8 @@ class Soak:
         self.adapters = adapters
         self.span_share = span_share
         """How many of the prompts have spans."""
+        self.has_images = has_images
+        """All spans are of images, encoders answer at random, and now and then one dies."""
         self._unfinished: list[int] = []
         self.num_requests = num_requests
         self._faulty = bench.runner.poison | bench.runner.nan
@@ -101,6 +107,7 @@ class Soak:
             user_msg(uid, prompt, **params | rich),
             group=group_of(uid),
             spans=spans,
+            images=self.images_of(spans),
             client=client_of(uid),
             share=1 + uid % 2,
         )
@@ -117,10 +124,28 @@ class Soak:
         if not self.span_share or chance.random() >= self.span_share:
             return ()
         while (start := start + chance.choice((0, 1, 3, 8))) < length and len(spans) < 3:
-            spans.append(span_of(start, min(length - start, chance.choice((1, 2, 5, 9))), chance.randrange(2)))
-            self.bench.span_rows.place(spans[-1])
+            num_tokens = min(length - start, chance.choice((1, 2, 5, 9)))
+            if self.has_images:
+                image = image_of(chance.randrange(NUM_IMAGES))
+                is_two_way = chance.random() < 0.3
+                spans.append(image_span(start, num_tokens, image, len(spans), is_two_way=is_two_way))
+            else:
+                spans.append(span_of(start, num_tokens, chance.randrange(2)))
+                self.bench.span_rows.place(spans[-1])
             start = spans[-1].end
         return tuple(spans)
+
+    def images_of(self, spans: Sequence[PromptSpan]) -> tuple[ImageInput, ...]:
+        by_digest = {image.encoding_digest(): image for image in map(image_of, range(NUM_IMAGES))}
+        return tuple([by_digest[span.digest] for span in spans]) if self.has_images else ()
+
+    def drive_encoders(self) -> None:
+        """Lets an encoder answer, or die, or neither."""
+        encoders, number = self.bench.encoders, self.chance.random()
+        if number < 0.5 and encoders.open:
+            self.bench.send(encoders.answer())
+        elif number > 0.97 and encoders.open:
+            self.bench.send(encoders.die())
 
     def new_params(self) -> dict[str, Any]:
         """Returns logprobs and changes to the logits, few of each, never so many bans that nothing is left."""
@@ -189,6 +214,7 @@ class Soak:
                 num_chars_sent=len(ask.known),
                 group=group_of(uid),
                 spans=ask.spans,
+                images=self.images_of(ask.spans),
                 client=client_of(uid),
                 share=1 + uid % 2,
             )
@@ -203,6 +229,8 @@ class Soak:
                 num_sent += burst
             if chance.random() < 0.3:
                 self.disturb()
+            if self.has_images:
+                self.drive_encoders()
             assert self.bench.step() or not self.running(), "requests wait and nothing runs"
         self.bench.run()
 

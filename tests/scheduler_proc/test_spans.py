@@ -190,7 +190,7 @@ def test_missing_rows_and_a_model_without_any(llama: tuple[Path, list[list[int]]
     engine = OfflineEngine(make_config(llama[0]))
     (output,) = generate(engine, PROMPTS[:1])
     assert output.error is not None
-    assert "9 positions and 0 rows" in output.error.message
+    assert "no rows for span 0, which needs 9" in output.error.message
     build_checkpoint(tmp_path, "gpt2")
     (output,) = generate(OfflineEngine(make_config(tmp_path)), PROMPTS[:1])
     assert output.error is not None

@@ -12,6 +12,7 @@ from extras.models.config import ModelsConfig
 from extras.remote.config import RemoteConfig
 from extras.tracing.config import TracingConfig
 from messages import VERSION
+from messages.config.images import ImageConfig
 from messages.config.server import CacheConfig, HttpConfig, ModelConfig, RunConfig, SchedulingConfig
 from messages.errors import UsageError
 from supervisor.flags import (
@@ -25,7 +26,7 @@ from supervisor.flags import (
     parse_flags,
 )
 
-MAX_FLAGS = 96
+MAX_FLAGS = 105
 
 
 def test_no_flags_give_the_defaults():
@@ -34,6 +35,7 @@ def test_no_flags_give_the_defaults():
         "cache": CacheConfig(),
         "scheduling": SchedulingConfig(),
         "http": HttpConfig(),
+        "images": ImageConfig(),
         "run": RunConfig(),
         "batches": BatchConfig(),
         "faults": FaultsConfig(),

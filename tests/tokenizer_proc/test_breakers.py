@@ -1,5 +1,5 @@
 from messages.columns import unpack_int32
-from messages.ring.requests import Dry
+from messages.ring.dry import Dry
 from tests.tokenizer_proc.parts import encoding_of
 from tokenizer_proc.parameter_texts import with_breaker_ids
 

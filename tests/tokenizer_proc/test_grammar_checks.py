@@ -15,7 +15,7 @@ from messages.config.server import Config, ModelFacts, SchedulingConfig
 from messages.errors import ErrorInfo
 from messages.ring.replies import UserReply
 from messages.ring.requests import AbortMsg, Grammar, SamplingParams, Stamps, UserMsg
-from tokenizer_proc.child_process import ChildEndedError, ChildTimeoutError
+from runtime.child_process import ChildEndedError, ChildTimeoutError
 from tokenizer_proc.grammar_checks import GrammarChecks, GrammarChild
 from tokenizer_proc.grammar_child import MAX_CPU_S, GrammarCheck
 

@@ -12,8 +12,8 @@ from messages.config.server import ModelFacts
 from messages.errors import RequestError
 from messages.ring.requests import ChatPrompt
 from runtime.chat_files import DEFAULT, ChatFiles
+from runtime.child_process import ROOT, ChildEndedError, ChildTimeoutError, lower_limit
 from tests.ring.client import BARD_DIR
-from tokenizer_proc.child_process import ROOT, ChildEndedError, ChildTimeoutError, lower_limit
 from tokenizer_proc.template_process import TemplateProcess
 
 HARD_BYTES = 40 << 30
@@ -74,5 +74,5 @@ def test_a_failure_of_the_child_is_no_mistake_of_the_client(monkeypatch: pytest.
 
 
 def test_the_limits_are_set_in_one_place():
-    callers = [path.name for path in Path(ROOT, "tokenizer_proc").glob("*.py") if ".setrlimit(" in path.read_text()]
-    assert callers == ["child_process.py"]
+    files = [path for package in ("runtime", "tokenizer_proc") for path in Path(ROOT, package).rglob("*.py")]
+    assert [path.name for path in files if ".setrlimit(" in path.read_text()] == ["child_process.py"]

@@ -11,6 +11,7 @@ from messages.ring.infill import ExtraFile, Infill
 from messages.ring.requests import SamplingParams, Stamps, TokenizeMsg
 from tests.tokenizer_proc.parts import encoding_of
 from tokenizer_proc.encoding import Encoding, load_encoding
+from tokenizer_proc.image_prompts import PromptText
 from tokenizer_proc.infill import InfillEncoder
 from tokenizer_proc.prompts import PromptReader
 
@@ -180,15 +181,15 @@ def message(**fields: object) -> TokenizeMsg:
 def test_the_output_ends_at_the_marks_and_a_continuation_has_the_same_prompt(tmp_path: Path) -> None:
     tokenizer = tokenizer_with(QWEN)
     reader = PromptReader(encoding_with(tmp_path, tokenizer), tokenizer.get_vocab_size(), 512)
-    (first,) = reader.read(message(infill=infill()), PREFIX, 1)
-    (plain,) = reader.read(message(), PREFIX, 1)
-    (again,) = reader.read(message(infill=infill(), output_ids=b"\1\0\0\0"), PREFIX, 1)
+    (first,) = reader.read(message(infill=infill()), PromptText(PREFIX), 1)
+    (plain,) = reader.read(message(), PromptText(PREFIX), 1)
+    (again,) = reader.read(message(infill=infill(), output_ids=b"\1\0\0\0"), PromptText(PREFIX), 1)
     ends = {3, *(tokenizer.token_to_id(token) for token in QWEN)}
     assert ends <= set(first.sampling_params.stop_token_ids)
     assert plain.sampling_params.stop_token_ids == (3,)
     assert first.input_ids == again.input_ids != plain.input_ids
     ignoring = msgspec.structs.replace(message(infill=infill()), sampling_params=SamplingParams(8, ignore_eos=True))
-    (endless,) = reader.read(ignoring, PREFIX, 1)
+    (endless,) = reader.read(ignoring, PromptText(PREFIX), 1)
     assert endless.sampling_params.stop_token_ids == ()
 
 
@@ -201,7 +202,7 @@ def test_a_suffix_that_is_far_too_long_is_not_encoded() -> None:
 
     reader = PromptReader(encoding_of(encode), 256, 16)
     with pytest.raises(RequestError, match="maximum context length is 16 tokens"):
-        list(reader.read(message(infill=infill("x" * 10_000)), PREFIX, 1))
+        list(reader.read(message(infill=infill("x" * 10_000)), PromptText(PREFIX), 1))
     assert not any(length > 1000 for length in encoded)
 
 

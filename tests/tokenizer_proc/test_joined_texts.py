@@ -11,6 +11,7 @@ from messages.columns import pack_int32, unpack_int32
 from messages.errors import RequestError
 from messages.ring.requests import Pooling, SamplingParams, Stamps, TokenizeMsg, Truncation
 from tests.tokenizer_proc.parts import encoding_of
+from tokenizer_proc.image_prompts import PromptText
 from tokenizer_proc.joined_texts import JoinedTexts, Texts, join_texts
 from tokenizer_proc.prompts import PromptReader
 
@@ -66,7 +67,7 @@ def read(text: str, pair: str | None = None, truncation: Truncation | None = Non
     encoding = dataclasses.replace(encoding_of(lambda text: []), to_ids=encode, join=partial(join_texts, tokenizer))
     params = SamplingParams(max_tokens=0, pooling=Pooling(**{"kind": "embed", **pooling}))
     message = TokenizeMsg(1, 0, text, b"", params, Stamps(), truncation=truncation, text_pair=pair)
-    (user,) = PromptReader(encoding, vocab_size=10, max_model_len=8).read(message, text, begun_ns=1)
+    (user,) = PromptReader(encoding, vocab_size=10, max_model_len=8).read(message, PromptText(text), begun_ns=1)
     assert user.sampling_params.pooling is not None
     return unpack_int32(user.input_ids).tolist(), user.sampling_params.pooling
 

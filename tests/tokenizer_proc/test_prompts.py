@@ -39,9 +39,7 @@ class Reader(PromptReader):
         return self.read_all(message)[0]
 
     def read_all(self, message: TokenizeMsg) -> list[UserMsg]:
-        text = message.prompt_text if message.chat is None else self._templates.render(message.chat)
-        text = None if text is None else self.shorten(message, text, self._templates.render)
-        return [*self.read(message, text, begun_ns=1)]
+        return [*self.read(message, self.text_of(message, self._templates.render), begun_ns=1)]
 
 
 def reader_of(encode: Callable[[str], list[int]] = encode_letters, template: str = PLAIN_TEMPLATE) -> Reader:

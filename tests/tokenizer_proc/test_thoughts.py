@@ -286,7 +286,7 @@ def test_the_grammar_of_a_chat_knows_where_its_prompt_ends(
     thought = msgspec.structs.replace(THOUGHT, budget=budget)
     asked = TokenizeMsg(1, 0, None, b"", params, Stamps(), chat=chat(user(), thought=thought))
     assert asked.chat is not None
-    message, *_ = reader.read(asked, templates_of(source).render(asked.chat), begun_ns=1)
+    message, *_ = reader.read(asked, reader.text_of(asked, templates_of(source).render), begun_ns=1)
     assert message.begins_in_thought == (source == OPENS)
     grammar = message.sampling_params.grammar
     if place is None:

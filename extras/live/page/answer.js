@@ -2,17 +2,20 @@
 
 import {call, events} from "./api.js";
 import {count, milliseconds, rate, seconds} from "./format.js";
+import {readImages} from "./images.js";
 
 const STREAM = {stream: true, stream_options: {include_usage: true, continuous_usage_stats: true, include_progress: true}};
 const MOST_TEXT_TOKENS = 256; // a model that only continues texts seldom ends one
 
-/** Returns the fields of a message that the model reads; attached files are before its text. */
-function readable({role, content, files = [], reasoning, calls, tool_call_id}) {
-  const texts = files.map(({name, text}) => {
+/** Returns the fields of a message that the model reads; attached files are before its text. `urls`: of its images. */
+function readable({role, content, files = [], reasoning, calls, tool_call_id}, urls) {
+  const texts = files.filter(({image}) => !image).map(({name, text}) => {
     const fence = "`".repeat([...text.matchAll(/`+/g)].reduce((most, [marks]) => Math.max(most, marks.length + 1), 3));
     return `${name}:\n${fence}\n${text}\n${fence}`;
   });
-  return {role, content: [...texts, content].join("\n\n"), tool_call_id, reasoning_content: reasoning || undefined, tool_calls: calls?.length ? calls : undefined};
+  const text = [...texts, content].filter(Boolean).join("\n\n"), images = files.filter(({image}) => image);
+  const parts = [...images.map(({image}) => ({type: "image_url", image_url: {url: urls.get(image)}})), ...text ? [{type: "text", text}] : []];
+  return {role, content: images.length ? parts : text, tool_call_id, reasoning_content: reasoning || undefined, tool_calls: calls?.length ? calls : undefined};
 }
 
 /**
@@ -21,8 +24,9 @@ function readable({role, content, files = [], reasoning, calls, tool_call_id}) {
  */
 export async function ask({messages, id, signal, begun, isText, ...params}, onChange) {
   const answer = {role: "assistant", content: begun?.content ?? "", reasoning: begun?.reasoning ?? "", calls: [], id, tokens: [], usage: null, reason: ""};
-  const read = [...messages, ...begun ? [begun] : []].map(readable), path = isText ? "v1/completions" : "v1/chat/completions";
-  const body = isText ? {prompt: read.map(({content}) => content).join(""), max_tokens: MOST_TEXT_TOKENS, ...STREAM, ...params, tools: undefined, reasoning_effort: undefined}
+  const urls = await readImages(messages), read = [...messages, ...begun ? [begun] : []].map(message => readable(message, urls));
+  const continues = isText && !urls.size, path = continues ? "v1/completions" : "v1/chat/completions";
+  const body = continues ? {prompt: read.map(({content}) => content).join(""), max_tokens: MOST_TEXT_TOKENS, ...STREAM, ...params, tools: undefined, reasoning_effort: undefined}
     : {messages: read, logprobs: true, top_logprobs: 5, ...begun && {continue_final_message: true}, ...STREAM, ...params};
   const begunMs = performance.now(), report = progress => onChange(Object.assign(answer, {progress}));
   const reply = await call(path, {json: body, headers: {"X-Request-Id": id}, signal});

@@ -106,7 +106,7 @@ function edit(message) {
   const form = make("form", {class: "editing"}, area, make("div", {class: "actions"}, make("button", {class: "main"}, isAnswer ? "Save" : "Send"), cancel));
   form.addEventListener("submit", event => {
     event.preventDefault();
-    if (!area.value.trim()) return;
+    if (!area.value.trim() && !message.files?.length) return;
     close();
     const {id, parent, usage, request, ...kept} = message, shown = branch(open), after = shown.slice(shown.indexOf(message) + 1);
     let last = add(open, {...kept, content: area.value}, parent);
@@ -233,6 +233,7 @@ async function showFacts(model) {
   if (facts.key !== key) return;
   facts = {...read, key};
   settings.showDefaults(facts.defaults);
+  composer.setLimits(facts.images);
   set(composer.field, "placeholder", facts.isChat ? "Message" : "The beginning of a text");
   showWelcome(model, facts, ({text, tools}) => {
     if (tools) Object.assign(open.settings, {tools});
@@ -257,8 +258,8 @@ const newConversation = () => openConversation(open.messages.length ? conversati
 press("stop", () => running?.control.abort());
 press("new", newConversation);
 press("settings-open", () => openPanel(find("settings").hidden ? "settings" : null));
-press("export-json", () => download(`${fileNameOf(open)}.json`, asJson([open]), "application/json"));
-press("export-markdown", () => download(`${fileNameOf(open)}.md`, asMarkdown(open), "text/markdown"));
+press("export-json", async () => download(`${fileNameOf(open)}.json`, await asJson([open]), "application/json"));
+press("export-markdown", async () => download(`${fileNameOf(open)}.md`, await asMarkdown(open), "text/markdown"));
 for (const panel of document.querySelectorAll("aside")) {
   panel.querySelector(".close").addEventListener("click", () => {
     openPanel(null);

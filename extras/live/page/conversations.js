@@ -1,21 +1,22 @@
 // The conversations that this browser keeps, and nothing else does. Each is a tree of messages, of which one branch is shown.
 
+import {imagesOf} from "./images.js";
 import {store} from "./vendor/text.js";
 
 const OLD_KEY = "sluice-conversations"; // what earlier versions kept in localStorage
-const MOST = 500, MOST_CHARACTERS = 50e6;
+const MOST = 500, MOST_BYTES = 500e6;
 
 export const newId = () => crypto.getRandomValues(new Uint32Array(2)).join("-");
 
 export class Conversations {
   all = []; // the latest first
-  sizes = new Map(); // in characters, by id
+  sizes = new Map(); // in bytes, by id
   database = store.createStore("sluice", "conversations");
 
   /** Reads what is kept; a browser that keeps nothing for this page begins with nothing. */
   async load() {
     const kept = await store.values(this.database).catch(() => []);
-    for (const conversation of kept) this.sizes.set(conversation.id, JSON.stringify(conversation).length);
+    for (const conversation of kept) this.sizes.set(conversation.id, sizeOf(conversation));
     this.all = kept.sort((one, other) => other.changed - one.changed);
     for (const {id, title, settings, messages} of JSON.parse(localStorage.getItem(OLD_KEY) ?? "[]").reverse()) {
       const conversation = Object.assign(this.create(settings), {id, title});
@@ -44,9 +45,9 @@ export class Conversations {
     if (!conversation.messages.length) return store.del(conversation.id, this.database).catch(() => {});
     conversation.changed = Date.now();
     this.all.sort((one, other) => other.changed - one.changed);
-    this.sizes.set(conversation.id, JSON.stringify(conversation).length);
+    this.sizes.set(conversation.id, sizeOf(conversation));
     const size = () => [...this.sizes.values()].reduce((sum, size) => sum + size, 0);
-    while (this.all.length > 1 && (this.all.length > MOST || size() > MOST_CHARACTERS)) await this.remove(this.all.at(-1));
+    while (this.all.length > 1 && (this.all.length > MOST || size() > MOST_BYTES)) await this.remove(this.all.at(-1));
     try {
       await store.set(conversation.id, conversation, this.database);
     } catch (error) {
@@ -61,6 +62,8 @@ export class Conversations {
       .filter(({conversation, message}) => message || has(conversation.title));
   }
 }
+
+const sizeOf = conversation => imagesOf(conversation.messages).reduce((sum, {size}) => sum + size, JSON.stringify(conversation).length);
 
 /** Adds a message after `parent`, by default the last one that is shown, and shows it. */
 export function add(conversation, message, parent = conversation.leaf) {

@@ -6,6 +6,7 @@ import {find, keep, make, write} from "./dom.js";
 import {count, seconds} from "./format.js";
 import {GrowingText} from "./growing.js";
 import {copy, icon, iconButton} from "./icons.js";
+import {makePicture} from "./images.js";
 import {nameOf} from "./models.js";
 import {makeCalls} from "./tools.js";
 
@@ -66,7 +67,7 @@ export class Messages {
     else view.text.append(content);
     this.views.set(id, view);
     return make("li", {class: role}, make("p", {class: "who"}, role === "user" ? "You" : name ? `Result of ${name}` : nameOf(model ?? "Model")),
-      ...files.map(file => make("details", {class: "file"}, make("summary", {}, icon("FileText"), file.name), make("pre", {tabindex: 0}, file.text))),
+      ...files.map(file => file.image ? makePicture(file) : make("details", {class: "file"}, make("summary", {}, icon("FileText"), file.name), make("pre", {tabindex: 0}, file.text))),
       view.thought, view.text, view.calls, view.wait, view.error, view.actions);
   }
 

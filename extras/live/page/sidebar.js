@@ -16,7 +16,7 @@ export class Sidebar {
       this.timer = setTimeout(() => this.show(this.chosen), TYPING_MS);
     });
     find("menu").addEventListener("click", () => this.toggle(!find("side").hasAttribute("data-open")));
-    find("export-all").addEventListener("click", () => download("conversations.json", asJson(conversations.all.filter(({leaf}) => leaf)), "application/json"));
+    find("export-all").addEventListener("click", async () => download("conversations.json", await asJson(conversations.all.filter(({leaf}) => leaf)), "application/json"));
     find("import").addEventListener("click", () => find("import-file").click());
     find("import-file").addEventListener("change", async ({target}) => {
       await this.import(target.files[0]);

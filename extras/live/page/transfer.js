@@ -2,8 +2,9 @@
 
 import {add, branch, newId} from "./conversations.js";
 import {make} from "./dom.js";
+import {fromDataUrl, readImages} from "./images.js";
 
-const FORMAT = "sluice-conversations", MAX_BYTES = 50e6, MOST = 500;
+const FORMAT = "sluice-conversations", MAX_BYTES = 300e6, MOST = 500;
 const ROLES = ["user", "assistant", "tool"];
 const TEXTS = ["content", "reasoning", "name", "tool_call_id", "model", "reason", "error"], NUMBERS = ["firstMs", "totalMs", "thoughtMs", "loadMs"];
 
@@ -13,13 +14,17 @@ export function download(name, text, type) {
   setTimeout(() => URL.revokeObjectURL(address), 1000);
 }
 
-export const asJson = conversations => JSON.stringify({format: FORMAT, version: 1, conversations}, null, 1);
+export async function asJson(conversations) {
+  const urls = await readImages(conversations.flatMap(({messages}) => messages));
+  return JSON.stringify({format: FORMAT, version: 1, conversations}, (_, value) => urls.get(value) ?? value, 1);
+}
 
 /** Returns the branch that is shown, with headings for who speaks. */
-export function asMarkdown(conversation) {
+export async function asMarkdown(conversation) {
+  const urls = await readImages(branch(conversation));
   const parts = branch(conversation).map(({role, model, name, content, files = [], calls = []}) => [
     `## ${role === "user" ? "You" : name ? `Result of ${name}` : model ?? "Model"}`,
-    ...files.map(file => `*${file.name}*\n\n\`\`\`\`\n${file.text}\n\`\`\`\``), content,
+    ...files.map(file => file.image ? `![${file.name.replace(/[\[\]\\]/g, "")}](${urls.get(file.image)})` : `*${file.name}*\n\n\`\`\`\`\n${file.text}\n\`\`\`\``), content,
     ...calls.map(call => `Calls \`${call.function.name}\`:\n\n\`\`\`json\n${call.function.arguments}\n\`\`\``),
   ].filter(Boolean).join("\n\n"));
   return `# ${conversation.title}\n\n${parts.join("\n\n")}\n`;
@@ -66,8 +71,9 @@ function readMessage(value, where) {
     message.calls.push({id, type: "function", function: {name: called.name, arguments: called.arguments}});
   }
   for (const file of value.files ?? []) {
-    check(typeof file?.name === "string" && typeof file.text === "string", where, "a file needs a name and a text");
-    message.files.push({name: file.name, text: file.text});
+    const image = typeof file?.image === "string" ? fromDataUrl(file.image) : undefined;
+    check(typeof file?.name === "string" && (image || (typeof file.text === "string" && image === undefined)), where, "a file needs a name, and a text or an image (a data: URL)");
+    message.files.push(image ? {name: file.name, image} : {name: file.name, text: file.text});
   }
   const {prompt_tokens, completion_tokens} = value.usage ?? {};
   if (Number.isFinite(prompt_tokens) && Number.isFinite(completion_tokens)) message.usage = {prompt_tokens, completion_tokens};

@@ -12,24 +12,25 @@ const CHATS = [
   {title: "Ask for a fact", text: "Name the capital of France."},
 ];
 const CALL = {title: "Call a tool", text: "What is the weather in Rome?", tools: EXAMPLE};
+const IMAGES = {max_images: 16, max_image_mb: 20}; // limits of servers by default
 const TEXTS = ["Once upon a time, there was", "The city of Rome is", "ROMEO: What light is this?"]
   .map(text => ({title: "Continue this", text}));
 
-/** Returns what is known of a model: its `context`, in tokens, sampling `defaults`, what it `can` do, and where it runs; of one that is not loaded, less. */
+/** Returns what is known of a model: its `context`, in tokens, sampling `defaults`, what it `can` do, limits of `images`, and where it runs; of one that is not loaded, less. */
 export async function readFacts(model, isLoaded) {
   const info = isLoaded ? await getJson("server_info", {model: model.parent ?? model.id}).catch(() => null) : null;
   const {device, dtype} = Object.values(info?.placement ?? {})[0] ?? {};
   return {
     context: model.max_model_len ?? info?.model.max_model_len, defaults: info?.model.sampling_defaults ?? {}, isChat: info?.model.has_chat_template ?? true,
-    calls: model.tool_calls, where: device && `on ${device}, ${dtype}`,
+    calls: model.tool_calls, images: model.capabilities?.includes("vision") ? {...IMAGES, ...info?.config.images} : null, where: device && `on ${device}, ${dtype}`,
   };
 }
 
 /** Shows the first screen; `choose` gets the suggestion that is chosen. */
-export function showWelcome(model, {context, isChat, calls, where}, choose) {
+export function showWelcome(model, {context, isChat, calls, images, where}, choose) {
   write(find("welcome-model"), nameOf(model.id));
   find("welcome-facts").replaceChildren(...[
-    context && `${count(context)} tokens of context`, isChat ? "chats" : "continues texts; it was not trained on chats", calls && "calls tools", where,
+    context && `${count(context)} tokens of context`, isChat ? "chats" : "continues texts; it was not trained on chats", calls && "calls tools", images && "reads images", where,
   ].filter(Boolean).map(text => make("li", {}, text)));
   const suggestions = !isChat ? TEXTS : calls && calls !== "generic" ? [...CHATS.slice(0, 2), CALL] : CHATS;
   find("suggestions").replaceChildren(...suggestions.map(suggestion => {

@@ -9,15 +9,18 @@ import msgspec
 
 from frontend.api.answers.answer_blocks import AnswerBlocks, AnswerRules
 from frontend.api.answers.call_ids import fit_ids, next_number
-from frontend.api.answers.chat_messages import ChatMessage, make_chat_prompt
+from frontend.api.answers.chat_messages import Chat, ChatMessage, make_chat
 from frontend.api.answers.generic_tools import write_tools
 from frontend.api.answers.tools import NO_TOOLS, Choice, ToolUse, choose_tools, with_calls
 from frontend.api.parameters.sampling import Sampling, SamplingFields
+from frontend.http.stream import take_images
+from frontend.images.parts import PixelLimits
 from frontend.parsing.model_format import ModelFormat
 from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.trace import RequestTrace
 from frontend.service import Service
 from messages.columns import num_int32
+from messages.errors import bad_request
 from messages.ring.requests import ChatPrompt, EncodeMsg, SamplingParams, Truncation
 
 
@@ -43,17 +46,19 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     num_choices: int = 1
     add_special_tokens: bool = False
     truncation: Truncation | None = None
+    image_limits: PixelLimits = PixelLimits()
 
-    def prompt(self, model_format: ModelFormat) -> ChatPrompt:
+    def chat(self, model_format: ModelFormat) -> Chat:
         """Raises `RequestError` (400)."""
         tools = {} if model_format.is_generic else self.tools.template_kwargs
-        return make_chat_prompt(
+        chat = make_chat(
             self.messages,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             template_kwargs={**self.template_kwargs, **tools},
             adapt=lambda messages: adapt_messages(messages, self.tools, model_format),
         )
+        return Chat(chat.prompt, tuple(image._replace(limits=self.image_limits) for image in chat.images))
 
 
 def adapt_messages(messages: list[ChatMessage], tools: ToolUse, model_format: ModelFormat) -> list[ChatMessage]:
@@ -75,6 +80,7 @@ class Conversations:
         self._service = service
         self._sampling = Sampling(service.config.facts)
         self.context_tokens = service.config.facts.max_model_len
+        self.reads_images = service.config.facts.vision is not None
         self.model_format = model_format
 
     def make_params(self, fields: SamplingFields) -> SamplingParams:
@@ -85,7 +91,7 @@ class Conversations:
         """Returns `tools` as `choice` limits or forces them. Raises `RequestError` (400)."""
         return choose_tools(tools, choice, self.model_format, allows_several=allows_several)
 
-    def open(
+    async def open(
         self,
         conversation: Conversation,
         trace: RequestTrace,
@@ -94,34 +100,48 @@ class Conversations:
         timeout_s: float | None,
         has_parts: bool = False,
     ) -> list[AnswerBlocks]:
-        """Returns the answer of each choice, which may be a refusal by another process. Raises `RequestError`."""
-        rules = self._rules(conversation)
+        """Returns the answer of each choice, which may be a refusal by another process. Raises `RequestError`.
+
+        Raises `ClientDisconnect` if the client leaves while its images are fetched.
+        """
+        rules, chat = self._rules(conversation), self._chat(conversation)
+        if has_parts and chat.images:
+            raise bad_request("use_beam_search cannot be combined with images", "use_beam_search")
         request = PromptRequest(
-            self.prompt(conversation),
+            chat.prompt,
             self._adapted(conversation, rules),
             conversation.num_choices,
             add_special_tokens=conversation.add_special_tokens,
             truncation=conversation.truncation,
+            images=await take_images(self._service, chat.images, trace),
         )
         choices = self._service.open_all(
             [request], trace, is_streamed=is_streamed, timeout_s=timeout_s, has_parts=has_parts
         )
         return [AnswerBlocks(choice, rules, keeps_logprobs=conversation.keeps_logprobs) for choice in choices]
 
-    async def count(self, conversation: Conversation) -> InputTokens:
-        """Returns the number of tokens in the prompt. Raises `RequestError`."""
-        prompt = self.prompt(conversation)
-        answer = await self._service.queries.encode(EncodeMsg(0, None, prompt, conversation.add_special_tokens))
+    async def count(self, conversation: Conversation, trace: RequestTrace) -> InputTokens:
+        """Returns the number of tokens in the prompt. Raises `RequestError` and `ClientDisconnect`."""
+        chat = self._chat(conversation)
+        images = await take_images(self._service, chat.images, trace)
+        answer = await self._service.queries.encode(
+            EncodeMsg(0, None, chat.prompt, conversation.add_special_tokens, images=images)
+        )
         return InputTokens(num_int32(answer.token_ids))
 
     def prompt(self, conversation: Conversation) -> ChatPrompt:
-        """Returns the prompt, with the format of reasoning if it is needed. Raises `RequestError` (400)."""
+        """Returns the prompt of a conversation without images. Raises `RequestError` (400)."""
+        return self._chat(conversation).prompt
+
+    def _chat(self, conversation: Conversation) -> Chat:
+        """Returns the chat, with the format of reasoning if it is needed. Raises `RequestError` (400)."""
         thought = self.model_format.thought
         if thought is not None:
             thought = msgspec.structs.replace(
                 thought, is_off=conversation.is_thinking_off, budget=conversation.thinking_budget
             )
-        return msgspec.structs.replace(conversation.prompt(self.model_format), thought=thought)
+        chat = conversation.chat(self.model_format)
+        return chat._replace(prompt=msgspec.structs.replace(chat.prompt, thought=thought))
 
     def _rules(self, conversation: Conversation) -> AnswerRules | None:
         chosen = self.model_format.with_tools if conversation.tools.listed else self.model_format.without_tools

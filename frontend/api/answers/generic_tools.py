@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from frontend.api.answers.chat_messages import ChatMessage
+from frontend.api.answers.chat_messages import ChatMessage, ContentPart, join_contents
 from frontend.api.answers.turns import BETWEEN_TEXTS
 from frontend.parsing.generic_format import ANSWER_GRAMMAR
 from messages.ring.requests import CallGrammar, Grammar
@@ -37,14 +37,16 @@ def write_tools(messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]
     """
     names: dict[str, str] = {}
     written: list[ChatMessage] = []
-    results: list[str] = []
+    results: list[str | list[ContentPart] | None] = []
     for message in messages:
         if message.role == "tool":
             name = message.name or names.get(message.tool_call_id or "", "")
-            results.append(f"The tool {name} answered:\n{message.text}")
+            results.append(join_contents([f"The tool {name} answered:", message.content], "\n"))
             continue
         if results and message.role == "user":
-            message = msgspec.structs.replace(message, content=BETWEEN_TEXTS.join([*results, message.text]))
+            message = msgspec.structs.replace(
+                message, content=join_contents([*results, message.content], BETWEEN_TEXTS)
+            )
         elif results:
             written.append(_results(results))
         results.clear()
@@ -57,23 +59,23 @@ def write_tools(messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]
     return _with_tools(written, tools) if tools else written
 
 
-def _results(results: Sequence[str]) -> ChatMessage:
-    return ChatMessage(role="user", content=BETWEEN_TEXTS.join([*results, NUDGE]))
+def _results(results: Sequence[str | list[ContentPart] | None]) -> ChatMessage:
+    return ChatMessage(role="user", content=join_contents([*results, NUDGE], BETWEEN_TEXTS))
 
 
 def _with_calls_as_text(message: ChatMessage) -> ChatMessage:
-    lines = [message.text] if message.text else []
+    lines: list[str | list[ContentPart] | None] = [message.content] if message.content else []
     for call in message.tool_calls or ():
         function = call["function"]
         line = {"name": function["name"], "arguments": function.get("arguments", {})}
         lines.append(json.dumps(line, ensure_ascii=False))
-    return msgspec.structs.replace(message, content="\n".join(lines), tool_calls=None)
+    return msgspec.structs.replace(message, content=join_contents(lines, "\n"), tool_calls=None)
 
 
 def _with_tools(messages: list[ChatMessage], tools: Sequence[dict[str, Any]]) -> list[ChatMessage]:
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     text = INSTRUCTIONS.format(tools=listed)
     if messages and messages[0].role == "system":
-        text = f"{messages[0].text}{BETWEEN_TEXTS}{text}"
-        return [msgspec.structs.replace(messages[0], content=text), *messages[1:]]
+        content = join_contents([messages[0].content, text], BETWEEN_TEXTS)
+        return [msgspec.structs.replace(messages[0], content=content), *messages[1:]]
     return [ChatMessage(role="system", content=text), *messages]

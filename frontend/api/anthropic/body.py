@@ -10,7 +10,7 @@ from frontend.api.answers.conversation import Conversation, Conversations
 from frontend.api.answers.thinking import template_kwargs
 from frontend.api.answers.tools import Choice, Name, NamedChoice, ToolFunction, ToolUse, list_tools
 from frontend.api.answers.turns import Turns
-from frontend.api.anthropic.content import Content, ContentBlock, read_result, read_text, text_of, unreadable
+from frontend.api.anthropic.content import Content, ContentBlock, read_block, read_content, read_result, unreadable
 from frontend.api.anthropic.errors import THREAD
 from frontend.api.parameters.generation_body import ModelFields, ProgressOptions, check_shown, truncation_of
 from frontend.api.parameters.grammar import ResponseFormat, SchemaFormat
@@ -39,7 +39,7 @@ MIN_BUDGET_TOKENS = 1024
 
 MESSAGES_TEXT = (
     f"a list of messages, not empty and at most {MAX_MESSAGES}, each with a role (user or assistant) and a content (a "
-    "string or a list of blocks: text, document, search_result, tool_use, tool_result, thinking)"
+    "string or a list of blocks: text, image, document, search_result, tool_use, tool_result, thinking)"
 )
 TOOLS_TEXT = (
     "a list of tools, each an object with a name (1 to 128 letters, digits and _.-) and an input_schema (an object), "
@@ -123,9 +123,9 @@ def make_conversation(body: PromptFields, conversations: Conversations) -> Conve
     if output_format is not None and params.grammar is not None:
         grammar = msgspec.structs.replace(params.grammar, param="output_config.format")
         params = msgspec.structs.replace(params, grammar=grammar)
-    turns = Turns()
+    turns = Turns(reads_images=conversations.reads_images)
     if body.system is not None:
-        turns.show("system", read_text(_without_billing(body.system), "system"))
+        turns.show("system", *read_content(_without_billing(body.system), "system"))
     for index, message in enumerate(body.messages):
         _add(turns, message, f"messages[{index}]")
     if not turns.messages:
@@ -193,10 +193,10 @@ def _add_block(turns: Turns, role: str, block: ContentBlock, where: str) -> None
         case kind if kind in UNSHOWN_BLOCKS:
             pass
         case _:
-            text = text_of(block, where)
-            if text is None:
+            pieces = read_block(block, where)
+            if pieces is None:
                 raise unreadable(block, where)
-            turns.show(role, text)
+            turns.show(role, *pieces)
 
 
 def _without_billing(system: Content) -> Content:

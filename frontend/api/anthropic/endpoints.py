@@ -54,7 +54,7 @@ class MessagesApi:
     async def create(self, request: Request) -> EventStream | WholeReply:
         """Opens the answer. Raises `RequestError`; if another process refuses the request, the response raises it."""
         body = await self._reader.read(request)
-        (blocks,) = self._conversations.open(
+        (blocks,) = await self._conversations.open(
             make_conversation(body, self._conversations),
             trace_of(request.scope),
             is_streamed=bool(body.stream),
@@ -69,7 +69,8 @@ class MessagesApi:
     async def count_tokens(self, request: Request) -> JsonReply:
         """Raises `RequestError`."""
         body = await self._count_reader.read(request)
-        counted = await self._conversations.count(make_conversation(body, self._conversations))
+        conversation = make_conversation(body, self._conversations)
+        counted = await self._conversations.count(conversation, trace_of(request.scope))
         return JsonReply(TokenCount(counted.input_tokens))
 
 

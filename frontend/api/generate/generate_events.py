@@ -17,6 +17,8 @@ class UsageFields(msgspec.Struct, frozen=True):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    image_tokens: int | UnsetType = UNSET
+    """Those of the prompt's images, if it has any."""
 
 
 class TokensEvent(msgspec.Struct, frozen=True):
@@ -99,4 +101,5 @@ def end_event(generation: Generation, view: GenerateView) -> EndEvent:
 
 
 def usage_fields(usage: Usage) -> UsageFields:
-    return UsageFields(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+    images = usage.image_tokens or UNSET
+    return UsageFields(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, images)

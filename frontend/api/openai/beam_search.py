@@ -18,7 +18,7 @@ from frontend.service import Service
 from messages.columns import num_int32, pack_int32
 from messages.config.server import ModelFacts
 from messages.errors import RequestError, bad_request
-from messages.ring.replies import Usage, UserReply
+from messages.ring.replies import UserReply
 from messages.ring.requests import AbortReason, SamplingParams, TokenizeMsg
 
 MAX_STOP_TOKENS = 64
@@ -80,7 +80,7 @@ class PromptSearch:
                 finished_ns=final.stamps.finished_ns,
                 detokenized_ns=final.stamps.detokenized_ns,
             )
-            usage = Usage(first.usage.prompt_tokens, first.usage.cached_tokens, len(token_ids))
+            usage = msgspec.structs.replace(first.usage, completion_tokens=len(token_ids))
             whole = (choice.uid, choice.attempt, final.finish_reason, text, pack_int32(token_ids), usage, stamps)
             self._service.registry.end(choice, UserReply(*whole, final.stop_reason))
 

@@ -20,6 +20,7 @@ from frontend.api.parameters.sampling import AtLeastOne, NumLogprobs, Switch
 from frontend.http.field_names import UnknownFields
 from frontend.http.responses import JsonReply
 from frontend.http.stream import EventStream, OpenStreams, WholeReply
+from frontend.images.parts import LIMITS_TEXT, read_limits
 from frontend.requests.trace import RequestTrace, trace_of
 from frontend.service import Service
 from messages.errors import bad_request
@@ -55,6 +56,7 @@ class ChatBody(OpenAiFields, frozen=True, kw_only=True):
     parallel_tool_calls: Switch = None
     functions: Annotated[list[Any] | None, Meta(description=FUNCTIONS_TEXT)] = None
     function_call: Annotated[str | dict[str, Any] | None, Meta(description=FUNCTION_TEXT)] = None
+    mm_processor_kwargs: Annotated[dict[str, Any] | None, Meta(description=LIMITS_TEXT)] = None
 
 
 class ChatApi:
@@ -68,7 +70,7 @@ class ChatApi:
         """Opens the choices. Raises `RequestError`; if another process refuses the request, the response raises it."""
         body = await self._reader.read(request)
         trace = trace_of(request.scope)
-        answers = self._conversations.open(
+        answers = await self._conversations.open(
             self._conversation(body),
             trace,
             is_streamed=bool(body.stream),
@@ -83,7 +85,8 @@ class ChatApi:
 
     async def count(self, request: Request) -> JsonReply:
         """Raises `RequestError`."""
-        return JsonReply(await self._conversations.count(self._conversation(await self._reader.read(request))))
+        conversation = self._conversation(await self._reader.read(request))
+        return JsonReply(await self._conversations.count(conversation, trace_of(request.scope)))
 
     def _conversation(self, body: ChatBody) -> Conversation:
         """Raises `RequestError` (400)."""
@@ -117,6 +120,7 @@ class ChatApi:
             num_choices=num_choices,
             add_special_tokens=bool(body.add_special_tokens),
             truncation=truncation_of(body, params, self._conversations.context_tokens),
+            image_limits=read_limits(body.mm_processor_kwargs),
         )
 
     def _view(self, body: ChatBody, trace: RequestTrace) -> ChatView:

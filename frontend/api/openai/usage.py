@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from frontend.requests.generation import Generation
 from messages.columns import unpack_int32
@@ -11,6 +12,8 @@ from messages.ring.replies import Usage
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
+    image_tokens: int | UnsetType = UNSET
+    """Absent for a prompt without images."""
 
 
 class UsageReply(msgspec.Struct, frozen=True):
@@ -24,17 +27,16 @@ class UsageReply(msgspec.Struct, frozen=True):
 
 def usage_of(generations: Iterable[Generation], num_choices: int) -> UsageReply:
     """Returns the usage of finished choices, in the order of their prompts with `num_choices` per prompt."""
-    prompts: dict[int, tuple[int, int]] = {}
+    prompts: dict[int, list[int]] = {}
     num_output = 0
     for generation in generations:
         usage = generation.ended.usage
         index = generation.index // num_choices
-        num_prompt, num_cached = prompts.get(index, (0, 0))
-        prompts[index] = (max(num_prompt, usage.prompt_tokens), max(num_cached, usage.cached_tokens))
+        counts = usage.prompt_tokens, usage.cached_tokens, usage.image_tokens
+        prompts[index] = list(map(max, prompts.get(index, (0, 0, 0)), counts))
         num_output += usage.completion_tokens
-    num_prompt = sum(counts[0] for counts in prompts.values())
-    num_cached = sum(counts[1] for counts in prompts.values())
-    return _reply(num_prompt, num_cached, num_output)
+    num_prompt, num_cached, num_image = map(sum, zip(*prompts.values(), strict=True))
+    return _reply(Usage(num_prompt, num_cached, num_output, num_image))
 
 
 def usage_so_far(generation: Generation, *, is_last: bool) -> UsageReply:
@@ -45,7 +47,7 @@ def usage_so_far(generation: Generation, *, is_last: bool) -> UsageReply:
     final = generation.final
     prompt = (final.usage if final is not None else generation.prompt_usage) or Usage()
     num_output = final.usage.completion_tokens if final is not None and is_last else generation.num_taken
-    return _reply(prompt.prompt_tokens, prompt.cached_tokens, num_output)
+    return _reply(msgspec.structs.replace(prompt, completion_tokens=num_output))
 
 
 def prompt_ids_of(generation: Generation) -> list[int]:
@@ -54,5 +56,7 @@ def prompt_ids_of(generation: Generation) -> list[int]:
     return unpack_int32(ids).tolist()
 
 
-def _reply(num_prompt: int, num_cached: int, num_output: int) -> UsageReply:
-    return UsageReply(num_prompt, num_output, num_prompt + num_output, PromptTokensDetails(num_cached))
+def _reply(usage: Usage) -> UsageReply:
+    num_prompt, num_output = usage.prompt_tokens, usage.completion_tokens
+    details = PromptTokensDetails(usage.cached_tokens, usage.image_tokens or UNSET)
+    return UsageReply(num_prompt, num_output, num_prompt + num_output, details)

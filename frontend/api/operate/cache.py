@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
+from frontend.api.answers.chat_messages import refuse_images
 from frontend.api.operate.requests import RequestsApi
 from frontend.api.operate.tokens import ChatFields, ModelName, question_of
 from frontend.api.parameters.adapter_names import find_adapter, salt_for
@@ -169,7 +170,9 @@ class CacheApi:
             if body.messages is not None:
                 raise bad_request("give either prompt or messages", "prompt")
             return pack_int32(body.prompt)
-        answer = await self._service.queries.encode(question_of(body, body.prompt))
+        question, images = question_of(body, body.prompt)
+        refuse_images(images)
+        answer = await self._service.queries.encode(question)
         if not answer.token_ids:
             raise bad_request("The prompt is empty: it must have at least one token", "prompt")
         return answer.token_ids

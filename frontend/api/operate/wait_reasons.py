@@ -76,7 +76,7 @@ class WaitReasons:
             return Waiting("process", f"{trouble}{known}", heard_s=None if waiting is None else waiting.heard_s)
         if waiting is not None:
             return waiting
-        if generation.timeline.stage in ("queue", "preempted"):
+        if generation.timeline.stage in ("queue", "encode", "preempted"):
             return Waiting("scheduler", "the scheduler has it and has planned no step since")
         return self._find_reader(generation)
 
@@ -124,7 +124,8 @@ def _waiting_of(report: WaitReport) -> Waiting:
 def _in_queue(row: WaitingRow, report: WaitReport, heard_s: float) -> Waiting:
     """Returns the reason of a request in the queue: that of the first request, and its own position."""
     facts = report.facts
-    match facts.waits_for:
+    waits_for = row.lacks or facts.waits_for
+    match waits_for:
         case "rows":
             reason = f"all {facts.max_num_seqs} rows are taken (--max-num-seqs)"
         case "tokens":
@@ -139,7 +140,7 @@ def _in_queue(row: WaitingRow, report: WaitReport, heard_s: float) -> Waiting:
             reason = "it gave up its row in this step"
         case resource:
             reason = RESOURCE_TEXTS[resource]
-    name: WaitsFor = facts.waits_for or "pages"
+    name: WaitsFor = waits_for or "pages"
     if row.num_clients_before and name in ("rows", "tokens", "pages"):
         num_clients = row.num_clients_before
         clients = "1 client is before it" if num_clients == 1 else f"{num_clients} clients are before it"

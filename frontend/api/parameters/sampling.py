@@ -22,7 +22,8 @@ from frontend.api.parameters.logit_bias import (
 from messages.columns import pack_float32, pack_int32
 from messages.config.server import CHAT_SAMPLING, ModelFacts
 from messages.errors import bad_request
-from messages.ring.requests import Dry, SamplingParams
+from messages.ring.dry import Dry
+from messages.ring.requests import SamplingParams
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 64

@@ -14,6 +14,7 @@ from frontend.api.parameters.grammar import ResponseFormat, SchemaFormat
 from frontend.api.parameters.sampling import AtLeastOne, NumLogprobs, Switch
 from frontend.api.responses.items import Input
 from frontend.api.responses.tools import CHOICE_TEXT, TOOLS_TEXT, ResponseChoice, ResponseTool, read_choice, tool_use
+from frontend.images.parts import LIMITS_TEXT, read_limits
 from messages.errors import bad_request, quoted
 
 REFUSED: dict[str, tuple[Any, ...]] = {"conversation": (), "prompt": ()}
@@ -28,7 +29,7 @@ OTHER_INCLUDABLE = (
     *("web_search_call.action.sources", "web_search_call.results", "code_interpreter_call.outputs"),
     *("computer_call_output.output.image_url", "file_search_call.results", "message.input_image.image_url"),
 )
-"""Values that never apply: they concern images, and tools that this server does not run."""
+"""Values without effect: images are always shown, and the others concern tools that this server does not run."""
 
 FORMAT_TEXT = 'an object with a format, whose type is "text", "json_object" or "json_schema" (with name and schema)'
 
@@ -79,6 +80,7 @@ class ResponseBody(ModelFields, frozen=True, kw_only=True):
     safety_identifier: Annotated[str | None, Meta(description="a string")] = None
     prompt_cache_key: Annotated[str | None, Meta(description="a string")] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, Meta(description="an object")] = None
+    mm_processor_kwargs: Annotated[dict[str, Any] | None, Meta(description=LIMITS_TEXT)] = None
 
     def includes(self, name: str) -> bool:
         return name in (self.include or ())
@@ -124,6 +126,7 @@ def make_conversation(
         keeps_logprobs=has_logprobs,
         add_special_tokens=bool(body.add_special_tokens),
         truncation=truncation_of(body, params, conversations.context_tokens),
+        image_limits=read_limits(body.mm_processor_kwargs),
     )
 
 

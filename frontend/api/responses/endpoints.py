@@ -92,7 +92,7 @@ class ResponsesApi:
             )
         trace = _own_trace(request) if body.background else trace_of(request.scope)
         try:
-            (blocks,) = self._conversations.open(
+            (blocks,) = await self._conversations.open(
                 conversation, trace, is_streamed=bool(body.stream), timeout_s=body.timeout_s
             )
         except RequestError as error:
@@ -123,7 +123,8 @@ class ResponsesApi:
 
     async def count(self, request: Request) -> JsonReply:
         """Raises `RequestError`."""
-        return JsonReply(await self._conversations.count((await self._read(request)).conversation))
+        conversation = (await self._read(request)).conversation
+        return JsonReply(await self._conversations.count(conversation, trace_of(request.scope)))
 
     async def retrieve(self, request: Request) -> ASGIApp:
         """Raises `RequestError`: 404; 400 if the response has no stream; 409 if another frontend has the stream."""
@@ -178,9 +179,10 @@ class ResponsesApi:
         body = msgspec.structs.replace(body, tools=served_tools(body.tools, self._unknown))
         only_of = _only_of(request)
         provided = read_items(await self._resolved(body.input, only_of))
-        items = [*await self._items_before(body.previous_response_id, only_of), *provided]
-        conversation = make_conversation(body, make_turns(body.instructions, items).messages, self._conversations)
-        return ParsedRequest(body, items, conversation)
+        earlier = await self._items_before(body.previous_response_id, only_of)
+        items, reads_images = [*earlier, *provided], self._conversations.reads_images
+        turns = make_turns(body.instructions, items, reads_images=reads_images, num_earlier=len(earlier))
+        return ParsedRequest(body, items, make_conversation(body, turns.messages, self._conversations))
 
     def _follow(self, stored: StoredResponse, start: int) -> FollowingStream:
         return FollowingStream(stored, start, self._service.config.http.sse_keepalive_s)

@@ -11,8 +11,9 @@ import msgspec
 from msgspec import Meta
 
 from frontend.api.answers.chat_messages import MAX_MESSAGES
-from frontend.api.answers.turns import BETWEEN_TEXTS, UNREAD, Turns
+from frontend.api.answers.turns import BETWEEN_TEXTS, UNREAD, Piece, Turns
 from frontend.api.responses.tools import ToolName
+from frontend.images.parts import ImagePart, read_detail
 from messages.errors import bad_request, quoted
 
 ITEM_PREFIXES = {
@@ -36,6 +37,7 @@ NEEDED_FIELDS = {
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_TYPES = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
+IMAGE = "input_image"
 REASONING_KEY = "sluice-reasoning:"
 """The prefix of reasoning that clients keep for us. The text is encoded, not encrypted."""
 
@@ -55,6 +57,9 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: str | None = None
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -93,7 +98,7 @@ def read_items(provided: str | list[Item]) -> list[Item]:
 
 def _checked(item: Item, where: str) -> Item:
     kind = item.kind
-    if kind in TEXT_TYPES or kind in ("input_image", "input_file"):
+    if kind in TEXT_TYPES or kind in (IMAGE, "input_file"):
         raise bad_request(f"{where}: {kind} is a part of a message, so it belongs in the content of one", "input")
     if kind not in ITEM_PREFIXES:
         raise bad_request(
@@ -109,9 +114,9 @@ def _checked(item: Item, where: str) -> Item:
         if getattr(item, name) is None:
             raise bad_request(f"{where}.{name} is required in an item of type {kind}", "input")
     for name, parts in (("content", item.content), ("summary", item.summary)):
-        _check_parts(parts, f"{where}.{name}")
-    output = [part for part in item.output if _is_text(part)] if isinstance(item.output, list) else None
-    _check_parts(output, f"{where}.output")
+        _check_parts(parts, f"{where}.{name}", is_message=kind == "message")
+    output = [part for part in item.output if _is_readable(part)] if isinstance(item.output, list) else None
+    _check_parts(output, f"{where}.output", is_message=True)
     content = item.content
     if kind == "message" and isinstance(content, str):
         content = [Part("output_text" if item.role == "assistant" else "input_text", content)]
@@ -128,40 +133,50 @@ def _annotated(part: Part) -> Part:
     return msgspec.structs.replace(part, annotations=[])
 
 
-def _check_parts(parts: str | list[Part] | None, where: str) -> None:
+def _check_parts(parts: str | list[Part] | None, where: str, *, is_message: bool) -> None:
+    """Raises `RequestError` (400). Reasoning has texts only."""
     for index, part in enumerate(parts if isinstance(parts, list) else ()):
         if part.type in TEXT_TYPES and part.text is None:
             raise bad_request(f"{where}[{index}].text is required", "input")
         if part.type == "refusal" and part.refusal is None:
             raise bad_request(f"{where}[{index}].refusal is required", "input")
-        if not _is_text(part):
+        if not _is_readable(part) or (part.type == IMAGE and not is_message):
             raise bad_request(
-                f"{where}[{index}]: a part of type {quoted(part.type)} is not supported, the model reads text only",
+                f"{where}[{index}]: a part of type {quoted(part.type)} is not supported here: text and, in messages "
+                f"and outputs of tools, {IMAGE} are",
                 "input",
                 "not_supported",
             )
+        if part.type == IMAGE:
+            read_detail(part.detail, f"{where}[{index}]")
+            if not part.image_url and not part.file_id:
+                raise bad_request(f"{where}[{index}]: an {IMAGE} needs an image_url (a string) or a file_id", "input")
 
 
-def _is_text(part: Part) -> bool:
-    return part.type in TEXT_TYPES or part.type == "refusal"
+def _is_readable(part: Part) -> bool:
+    return part.type in TEXT_TYPES or part.type in ("refusal", IMAGE)
 
 
-def make_turns(instructions: str | None, items: Iterable[Item]) -> Turns:
-    """Returns validated items as the turns of a chat. Raises `RequestError` (400)."""
-    turns = Turns()
+def make_turns(instructions: str | None, items: Iterable[Item], *, reads_images: bool, num_earlier: int = 0) -> Turns:
+    """Returns validated items as the turns of a chat. The first `num_earlier` come from a stored response.
+
+    Raises `RequestError` (400).
+    """
+    turns = Turns(reads_images=reads_images)
     if instructions:
         turns.show("system", instructions)
-    for item in items:
+    for index, item in enumerate(items, -num_earlier):
+        where = f"input[{index}]" if index >= 0 else "previous_response_id"
         match item.type:
             case "message":
                 assert item.role is not None
-                turns.show(item.role, _text_of(item.content))
+                turns.show(item.role, *_pieces(item.content, f"{where}.content"))
             case "function_call":
                 turns.call(item.call_id or "", _model_name(item), item.arguments or "")
             case "custom_tool_call":
                 turns.call(item.call_id or "", _model_name(item), {"input": item.input})
             case "function_call_output" | "custom_tool_call_output":
-                turns.result(item.call_id or "", _text_of(item.output))
+                turns.result(item.call_id or "", _pieces(item.output, f"{where}.output"))
             case _:
                 reasoning = _text_of(item.content) or unpack_reasoning(item.encrypted_content or "")
                 if reasoning:
@@ -173,9 +188,22 @@ def _model_name(item: Item) -> str:
     return ToolName(item.name or "", item.namespace).of_model
 
 
+def _pieces(content: str | list[Part] | None, where: str) -> list[Piece]:
+    if not isinstance(content, list):
+        return [content or ""]
+    return [_piece(part, f"{where}[{index}]") for index, part in enumerate(content)]
+
+
+def _piece(part: Part, where: str) -> Piece:
+    if part.type == IMAGE:
+        file_id = "" if part.image_url else part.file_id or ""
+        return ImagePart(where, part.image_url or "", file_id, read_detail(part.detail, where))
+    return (part.text or part.refusal or "") if _is_readable(part) else UNREAD
+
+
 def _text_of(content: str | list[Part] | None) -> str:
     if isinstance(content, list):
-        return BETWEEN_TEXTS.join((part.text or part.refusal or "") if _is_text(part) else UNREAD for part in content)
+        return BETWEEN_TEXTS.join(part.text or part.refusal or "" for part in content)
     return content or ""
 
 

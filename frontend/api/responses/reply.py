@@ -87,6 +87,8 @@ OutputItem = OutputMessage | ReasoningItem | FunctionCall | CustomToolCall
 class InputTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
     cache_write_tokens: int = 0
+    image_tokens: int | UnsetType = UNSET
+    """Absent for a prompt without images."""
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
@@ -238,7 +240,7 @@ class ResponseAnswer:
     def _usage(self, usage: Usage) -> ResponseUsage:
         return ResponseUsage(
             usage.prompt_tokens,
-            InputTokensDetails(usage.cached_tokens),
+            InputTokensDetails(usage.cached_tokens, image_tokens=usage.image_tokens or UNSET),
             usage.completion_tokens,
             OutputTokensDetails(self.blocks.num_reasoning_tokens),
             usage.prompt_tokens + usage.completion_tokens,

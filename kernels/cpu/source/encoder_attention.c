@@ -17,11 +17,11 @@ static void NAME(add_biases)(const float *biases, int64_t reach, float scale, in
 }
 
 /* Attends with a group's `num_queries` queries to a block of `num_keys` keys, the row's from `first` on. With a window, a
-   query's `positions` is the last key that it sees, and it sees 2 * window - 1. */
+   query sees 2 * window - 1 keys. */
 INLINE void NAME(encode_block)(const NAME(paged_decode_arguments) *of, float scale, const float *biases, int group, int num_queries,
                                int64_t position, int64_t first, int num_keys, int padded_dim, NAME(prefill_scratch) *s) {
   const int vectors = (num_queries + 15) / 16, end = (num_keys + ENDS_STEP - 1) / ENDS_STEP * ENDS_STEP;
-  const uint32_t seen = (uint32_t)(2 * of->window - 1);
+  const int64_t seen = 2 * of->window - 1;
   NAME(tile_product)
   (s->keys, padded_dim, STEP, s->query + column_of(group, padded_dim / STEP), s->scores, end, padded_dim / STEP, vectors, SCORES,
    0);
@@ -32,10 +32,10 @@ INLINE void NAME(encode_block)(const NAME(paged_decode_arguments) *of, float sca
     for (int q = 0; q < 16 * vectors; q++) s->scores[j * QUERY_STRIDE + q] = LOWEST;
   for (int v = 0; v < vectors; v++) {
     const int mine = group + 16 * v;
-    const int64_t most = s->positions[mine + 15] - first, least = s->positions[mine] - first - (num_keys - 1);
+    const int64_t most = s->last_seen[mine + 15] - first, least = s->last_seen[mine] - first - (num_keys - 1);
     const int sees_all = of->window == INT32_MAX || (most < seen && least >= 0);
-    if (sees_all) NAME(soften)(scale, mine, end, first, seen, 0, 0, s);
-    else NAME(soften)(scale, mine, end, first, seen, 1, 0, s);
+    if (sees_all) NAME(soften)(scale, mine, end, first, 0, 0, s);
+    else NAME(soften)(scale, mine, end, first, 1, 0, s);
   }
   const int ends[] = {0, end, end, end, end};
   NAME(add_block)(group, vectors, ends, padded_dim, VALUES, s);
@@ -58,7 +58,8 @@ static void NAME(encoder_attention_item)(const void *data, int64_t item) {
   memset(s->sums, 0, sizeof(float) * (size_t)(padded_dim * QUERY_STRIDE * NUM_GROUPS(num_queries)));
   for (int q = 0; q < MAX_QUERIES; q++) {
     /* The padding of the last vector has the position of the last query. */
-    s->positions[q] = (int32_t)(start + (q < num_queries ? q / queries : num_tokens - 1) + shift);
+    s->last_seen[q] = (int32_t)(start + (q < num_queries ? q / queries : num_tokens - 1) + shift);
+    s->num_seen[q] = (uint32_t)(2 * of->window - 1);
     s->level[q] = LOWEST;
     s->total[q] = 0.0f;
   }

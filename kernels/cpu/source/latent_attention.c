@@ -114,7 +114,7 @@ static void NAME(latent_item)(const void *data, int64_t item) {
   NAME(prefill_scratch) scratch, *s = &scratch;
   NAME(latent_sums) all[MAX_QUERIES / COLUMNS];
   for (int q = 0; q < MAX_QUERIES; q++)
-    s->positions[q] = (int32_t)(tile->position + (q < num_queries ? q / num_heads : tile->num_tokens - 1));
+    s->last_seen[q] = (int32_t)(tile->position + (q < num_queries ? q / num_heads : tile->num_tokens - 1)), s->num_seen[q] = INT32_MAX;
   s->value_dim = (int)size;
   NAME(pack_latent_queries)(call, tile, s);
 #if ON_TILES

@@ -50,7 +50,8 @@ typedef struct {
   float query_scales[MAX_QUERIES];                                  /* of codes */
   float keep[QUERY_STRIDE], add[QUERY_STRIDE], units[QUERY_STRIDE]; /* of one group and block */
   float key_scales[BLOCK], value_scales[BLOCK];
-  int32_t positions[MAX_QUERIES];
+  int32_t last_seen[MAX_QUERIES];                                   /* the last key that a query sees, mostly its own */
+  uint32_t num_seen[MAX_QUERIES];                                   /* the keys that it sees: those up to the last one */
   int64_t offsets[BLOCK];
   int first_line, end_line; /* the lines that a group prefetches, see ask_ahead */
   int value_dim;            /* of `sums`: padded, it may be less than that of K */
@@ -104,7 +105,7 @@ INLINE void NAME(attend_block)(const NAME(paged_decode_arguments) *cache, float 
   const float rate = has_integers ? 1.0f : scale;
   int ends[MOST_VECTORS + 1] = {0};
   for (int v = 0; v < vectors; v++) {
-    const int64_t num_seen = s->positions[group + 16 * v + 15] + 1 - first;
+    const int64_t num_seen = s->last_seen[group + 16 * v + 15] + 1 - first;
     ends[v + 1] = num_seen >= BLOCK ? BLOCK : num_seen > 0 ? ((int)num_seen + ENDS_STEP - 1) / ENDS_STEP * ENDS_STEP : 0;
   }
   const packed_step *query = s->query + column_of(group, padded_dim / STEP);
@@ -117,12 +118,11 @@ INLINE void NAME(attend_block)(const NAME(paged_decode_arguments) *cache, float 
     }
   for (int v = 0; v < vectors; v++) {
     const int mine = group + 16 * v, num_keys = ends[v + 1];
-    const int sees_all = first + num_keys <= s->positions[mine] + 1 && first > s->positions[mine + 15] - cache->window;
-    const uint32_t window = (uint32_t)cache->window;
+    const int sees_all = first + num_keys <= s->last_seen[mine] + 1 && first > s->last_seen[mine + 15] - cache->window;
     if (num_keys && form == CODES) NAME(scale_scores)(mine, num_keys, s);
     if (num_keys && cache->softcap != 0.0) NAME(cap_block)(cache, rate, mine, num_keys, s);
-    if (num_keys && sees_all) NAME(soften)(rate, mine, num_keys, first, window, 0, form == CODES, s);
-    else if (num_keys) NAME(soften)(rate, mine, num_keys, first, window, 1, form == CODES, s);
+    if (num_keys && sees_all) NAME(soften)(rate, mine, num_keys, first, 0, form == CODES, s);
+    else if (num_keys) NAME(soften)(rate, mine, num_keys, first, 1, form == CODES, s);
   }
   NAME(add_block)(group, vectors, ends, padded_dim, has_integers ? CODE_VALUES : VALUES, s);
 }
@@ -206,24 +206,27 @@ static void NAME(paged_prefill_item)(const void *data, int64_t item) {
   const int64_t start = (tile - call->first_tile[row]) * call->tokens_a_tile, rest = call->of.query_lens[row] - start;
   const int num_tokens = (int)(rest < call->tokens_a_tile ? rest : call->tokens_a_tile);
   const int num_queries = num_tokens * (int)queries, padded_dim = PADDED_DIM((int)head_dim);
-  const int64_t position = call->of.context_lens[row] + start, num_keys = position + num_tokens;
-  const int64_t token = call->first_token[row] + start;
+  const int64_t position = call->of.context_lens[row] + start, token = call->first_token[row] + start;
+  const int32_t *last_keys = call->of.last_keys ? call->of.last_keys + token : 0;
   const element *query = (const element *)call->of.query + token * call->of.query_stride + head * queries * head_dim;
   NAME(prefill_scratch) scratch, *s = &scratch;
   memset(s->sums, 0, sizeof(float) * (size_t)(padded_dim * QUERY_STRIDE * NUM_GROUPS(num_queries)));
   for (int q = 0; q < MAX_QUERIES; q++) {
     /* The padding of the last vector has the position of the last query. */
-    s->positions[q] = (int32_t)(position + (q < num_queries ? q / queries : num_tokens - 1));
+    const int64_t own = q < num_queries ? q / queries : num_tokens - 1, last = last_keys ? last_keys[own] : position + own;
+    s->last_seen[q] = (int32_t)last;
+    s->num_seen[q] = (uint32_t)(call->of.window + last - position - own);
     /* A sink counts as a first key without a value. */
     const float *sink = q < num_queries && call->of.sinks ? call->of.sinks + head * queries + q % queries : 0;
     s->level[q] = sink ? *sink * LOG2_E : LOWEST;
     s->total[q] = sink ? 1.0f : 0.0f;
   }
+  const int64_t num_keys = s->last_seen[MAX_QUERIES - 1] + 1;
   const float scale = (float)call->of.scale * LOG2_E;
   if (STEP == 2 && call->of.key_scales) NAME(pack_query_codes)(query, call->of.query_stride, (int)queries, num_queries, (int)head_dim, scale, s);
   else NAME(pack_queries)(query, call->of.query_stride, (int)queries, num_queries, (int)head_dim, s);
   const int32_t *pages = call->of.page_tables + row * call->of.table_stride;
-  const int64_t num_before = position + 1 - call->of.window;
+  const int64_t num_before = (int64_t)s->last_seen[0] + 1 - s->num_seen[0];
   s->value_dim = padded_dim;
 #if ON_TILES
   tile_settings before;

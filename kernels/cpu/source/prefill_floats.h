@@ -29,9 +29,9 @@ INLINE tile_vector tile_select(tile_numbers which, tile_vector a, tile_vector b)
   return (tile_vector)((which & (tile_numbers)a) | (~which & (tile_numbers)b));
 }
 
-/* Whether keys at these distances before the queries are in their windows: none with a negative distance is. */
-INLINE tile_numbers tile_is_seen(tile_numbers distances, uint32_t window) {
-  return (tile_numbers)((tile_counts)distances < window);
+/* Whether queries see keys at these distances before their last ones: none with a negative distance is seen. */
+INLINE tile_numbers tile_is_seen(tile_numbers distances, tile_counts num_seen) {
+  return (tile_numbers)((tile_counts)distances < num_seen);
 }
 
 /* Transposes LANES rows. */
@@ -125,24 +125,25 @@ INLINE void NAME(scale_scores)(int query, int num_keys, NAME(prefill_scratch) *s
 }
 
 /* Turns the scores of 16 queries for the block's first `num_keys` keys into weights, as weigh_floats does, and merges the
-   softmax. If `is_masked`, keys later than a query or before its window have weight 0. */
-INLINE void NAME(soften)(float rate, int query, int num_keys, int64_t first, uint32_t window, const int is_masked,
+   softmax. If `is_masked`, keys that a query does not see have weight 0. */
+INLINE void NAME(soften)(float rate, int query, int num_keys, int64_t first, const int is_masked,
                          const int is_codes, NAME(prefill_scratch) *s) {
   const int column = query % QUERY_STRIDE;
   for (int v = 0; v < TILE_VECTORS; v++) {
     tile_vector *scores = (tile_vector *)(s->scores + column) + v, totals[TOTAL_LANES] = {{0}};
     const tile_vector none = {0}, lowest = none - INFINITY;
-    const tile_numbers num_before = ((const tile_numbers *)(s->positions + query))[v] - (int32_t)first;
+    const tile_numbers last = ((const tile_numbers *)(s->last_seen + query))[v] - (int32_t)first;
+    const tile_counts num_seen = ((const tile_counts *)(s->num_seen + query))[v];
     tile_vector best = lowest;
     for (int j = 0; j < num_keys; j++) {
       const tile_vector mine = scores[j * (QUERY_STRIDE / TILE_LANES)];
-      best = tile_greater(best, is_masked ? tile_select(tile_is_seen(num_before - j, window), mine, lowest) : mine);
+      best = tile_greater(best, is_masked ? tile_select(tile_is_seen(last - j, num_seen), mine, lowest) : mine);
     }
     const tile_vector level = best * rate;
     for (int j = 0; j < num_keys; j++) {
       tile_vector *mine = scores + j * (QUERY_STRIDE / TILE_LANES);
       const tile_vector weights = tile_powers_of_2(tile_fused(*mine, none + rate, -level));
-      *mine = is_masked ? tile_select(tile_is_seen(num_before - j, window), weights, none) : weights;
+      *mine = is_masked ? tile_select(tile_is_seen(last - j, num_seen), weights, none) : weights;
       totals[j % TOTAL_LANES] += *mine;
       if (is_codes) *mine *= s->value_scales[j];
     }

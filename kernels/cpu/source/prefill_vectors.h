@@ -118,9 +118,9 @@ INLINE void NAME(scale_scores)(int query, int num_keys, NAME(prefill_scratch) *s
   }
 }
 
-/* Which queries have key `j` in their window: none with fewer keys before it than `j` has. */
-INLINE __mmask16 NAME(lanes_in_window)(__m512i num_before, int j, uint32_t window) {
-  return _mm512_cmplt_epu32_mask(_mm512_sub_epi32(num_before, _mm512_set1_epi32(j)), _mm512_set1_epi32((int)window));
+/* Which queries see key `j`: none whose last one, `last`, is before it. */
+INLINE __mmask16 NAME(lanes_that_see)(__m512i last, int j, __m512i num_seen) {
+  return _mm512_cmplt_epu32_mask(_mm512_sub_epi32(last, _mm512_set1_epi32(j)), num_seen);
 }
 
 /* Turns the weights of 16 queries, in the place of their scores, into int16. */
@@ -138,12 +138,13 @@ INLINE void NAME(round_to_int16)(int column, int num_keys, __m512i largest, NAME
 }
 
 /* Computes the weights of 16 queries for the block's first `num_keys` keys from their scores, as weigh_pairs does, and merges
-   the softmax. If `is_masked`, keys later than a query or before its window have weight 0. */
-INLINE void NAME(soften)(float rate, int query, int num_keys, int64_t first, uint32_t window, const int is_masked,
+   the softmax. If `is_masked`, keys that a query does not see have weight 0. */
+INLINE void NAME(soften)(float rate, int query, int num_keys, int64_t first, const int is_masked,
                          const int is_codes, NAME(prefill_scratch) *s) {
   const int column = query % QUERY_STRIDE;
   float *scores = s->scores + column;
-  const __m512i num_before = _mm512_sub_epi32(_mm512_load_si512(s->positions + query), _mm512_set1_epi32((int)first));
+  const __m512i last = _mm512_sub_epi32(_mm512_load_si512(s->last_seen + query), _mm512_set1_epi32((int)first));
+  const __m512i num_seen = _mm512_load_si512(s->num_seen + query);
   const __m512 rates = _mm512_set1_ps(rate);
   __m512 highs[4], totals[TOTAL_LANES];
   __m512i largest = _mm512_setzero_si512();
@@ -152,7 +153,7 @@ INLINE void NAME(soften)(float rate, int query, int num_keys, int64_t first, uin
   for (int j = 0; j < num_keys; j += 4)
     for (int i = 0; i < 4; i++) {
       const __m512 score = _mm512_load_ps(scores + (j + i) * QUERY_STRIDE);
-      const __mmask16 seen = is_masked ? NAME(lanes_in_window)(num_before, j + i, window) : 0xffff;
+      const __mmask16 seen = is_masked ? NAME(lanes_that_see)(last, j + i, num_seen) : 0xffff;
       highs[i] = _mm512_mask_max_ps(highs[i], seen, score, highs[i]); /* NaN is never the maximum */
     }
   const __m512 high = _mm512_max_ps(_mm512_max_ps(highs[0], highs[1]), _mm512_max_ps(highs[2], highs[3]));
@@ -163,7 +164,7 @@ INLINE void NAME(soften)(float rate, int query, int num_keys, int64_t first, uin
       for (int k = i; k < i + 2; k++) {
         float *score = scores + (j + k) * QUERY_STRIDE;
         __m512 mine = rough_powers_of_2(_mm512_fmsub_ps(_mm512_load_ps(score), rates, level));
-        if (is_masked) mine = _mm512_maskz_mov_ps(NAME(lanes_in_window)(num_before, j + k, window), mine);
+        if (is_masked) mine = _mm512_maskz_mov_ps(NAME(lanes_that_see)(last, j + k, num_seen), mine);
         totals[k] = _mm512_add_ps(totals[k], mine);
         if (is_codes) {
           mine = _mm512_mul_ps(mine, _mm512_set1_ps(s->value_scales[j + k]));

@@ -20,7 +20,7 @@ SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 WRAPPERS = re.compile(r"(^|\.)((_orig_mod|module)\.)+")
 """Prefixes that torch.compile and DataParallel add to names."""
 
-LANGUAGE_MODEL = re.compile(r"^(model\.)?language_model\.")
+LANGUAGE_MODEL = re.compile(r"^(model\.)?(language|text)_model\.")
 """Prefixes of the language model's names in a multimodal model."""
 
 MAX_SHOWN = 6

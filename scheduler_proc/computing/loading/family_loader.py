@@ -13,10 +13,10 @@ from scheduler_proc.computing.hf_config import HfConfig, read_hf_config
 from scheduler_proc.computing.loading.identity import memory_identity
 from scheduler_proc.computing.loading.roles import Models, drafting_config, no_mtp_head
 from scheduler_proc.computing.loading.target import Target
+from scheduler_proc.computing.loading.tied_head import has_own_head
 from scheduler_proc.computing.loading.weights import (
     Segments,
     find_segments,
-    has_own_head,
     make_dummy_weights,
     max_bytes,
 )

@@ -42,7 +42,7 @@ def stored_shape(tensor: StoredTensor, stored: StoredSource) -> tuple[int, ...]:
     num_groups, *shape = stack.shape
     if not isinstance(tensor, Tensor) or tensor.dim() == len(shape):
         return num_groups * shape[0], *shape[1:]
-    return num_groups, *(reversed(shape) if stack.is_transposed else shape)
+    return num_groups, *(reversed(shape) if stack.is_transposed_in(tensor.shape) else shape)
 
 
 def parts_of(name: str, tensor: StoredTensor, stored: StoredSource) -> list[Rows]:
@@ -56,6 +56,7 @@ def parts_of(name: str, tensor: StoredTensor, stored: StoredSource) -> list[Rows
         tensor = tensor.view(-1, tensor.shape[-1])
     elif isinstance(tensor, Tensor) and tensor.dim() < len(stack.shape):
         tensor = tensor.unflatten(0, (num_groups, -1))
+    is_transposed = stack.is_transposed_in(tensor.shape)
     for part in stored.parts:
         group, number = divmod(part, num_parts)
         if stack.num_turned:
@@ -65,7 +66,7 @@ def parts_of(name: str, tensor: StoredTensor, stored: StoredSource) -> list[Rows
         begin = stack.first_row + number * stack.step * source.num_rows
         end = begin + stack.step * source.num_rows
         if isinstance(tensor, Tensor):
-            rows = tensor[group].T if stack.is_transposed else tensor[group]
+            rows = tensor[group].T if is_transposed else tensor[group]
             found.append(rows[begin : end : stack.step])
         else:
             first = group * num_rows
@@ -79,14 +80,23 @@ def _change(name: str, tensor: StoredTensor, source: Source) -> Rows:
     if isinstance(rows, TransposedBlockRows):
         raise BootError(f"{name}: its blocks are of columns, and cannot be read as rows")
     match source.change:
-        case InterleavedHeads(num_heads, num_rotated, first):
+        case InterleavedHeads():
             if isinstance(rows, BlockRows):
-                return replace(rows, blocks=with_whole_heads(rows.blocks, num_heads, num_rotated, first))
-            return with_whole_heads(rows, num_heads, num_rotated, first)
+                return replace(rows, blocks=_with_whole_heads(rows.blocks, source.change))
+            return _with_whole_heads(rows, source.change)
         case tuple(factors):
             return _multiply(name, rows, factors)
+        case "reshaped" if isinstance(rows, Tensor):
+            return rows.reshape(source.shape)
+        case "channels_last" if isinstance(rows, Tensor):
+            return rows.unflatten(1, (-1, 3)).transpose(1, 2).flatten(1)
         case _:
             return rows
+
+
+def _with_whole_heads(rows: Tensor, heads: InterleavedHeads) -> Tensor:
+    units, unit = rows.unflatten(0, (-1, heads.unit)), heads.unit
+    return with_whole_heads(units, heads.num_heads, heads.num_rotated // unit, heads.first // unit).flatten(0, 1)
 
 
 def _multiply(name: str, rows: Rows, factors: Sequence[tuple[float, int]]) -> Tensor:

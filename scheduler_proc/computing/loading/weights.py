@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,18 +18,18 @@ from messages.errors import BootError
 from runtime.model_files import refused_errors
 from scheduler_proc.computing.loading.formats import Conversions, choose_format
 from scheduler_proc.computing.loading.quantized.stored_linear import FLOATS
-from scheduler_proc.computing.loading.sources.tensor_file import NUMBERS, StoredTensor
+from scheduler_proc.computing.loading.sources.tensor_file import NUMBERS
 from scheduler_proc.computing.loading.stored_parts import bad_scales, parts_of, read_values, stored_shape
 from scheduler_proc.computing.model.blocks.head import HEAD
 from scheduler_proc.computing.model.blocks.weights import Weights
-from scheduler_proc.computing.model.description import ModelDescription
-from scheduler_proc.computing.model.families.family import HEAD_NAME, Family, Source, StoredSource
-from scheduler_proc.computing.model.parameters import ByColumns
+from scheduler_proc.computing.model.families.family import Source, StoredSource, TensorNames
+from scheduler_proc.computing.model.parameters import ByColumns, Parameter
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.model.stages import model_parameters
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.torch_import import import_fake_tensors
+from scheduler_proc.computing.vision.description import TowerShard
 
 if TYPE_CHECKING:
     from scheduler_proc.computing.loading.checkpoint import (
@@ -46,13 +47,19 @@ QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv",
 log = logging.getLogger("sluice.weights")
 
 
+AnyShard = Shard | TowerShard
+
+
+def _parameters_of(shard: AnyShard) -> list[Parameter]:
+    return shard.whole.parameters if isinstance(shard, TowerShard) else model_parameters(shard.whole, shard.layers)
+
+
 class ShardWeights:
     """The parameters of which `shard` has a part, each in the format that suits the checkpoint and `placement`."""
 
-    def __init__(self, shard: Shard, placement: Placement):
+    def __init__(self, shard: AnyShard, placement: Placement):
         self._placement, self._num_ranks = placement, shard.num_ranks
-        parameters = model_parameters(shard.whole, shard.layers)
-        self.parameters = {parameter.name: parameter for parameter in parameters}
+        self.parameters = {parameter.name: parameter for parameter in _parameters_of(shard)}
         self.parts = {name: parameter.part(shard.rank, shard.num_ranks) for name, parameter in self.parameters.items()}
         self.weights: Weights = {}
         self.conversions = Conversions()
@@ -129,7 +136,7 @@ def _make_zeros(shape: tuple[int, ...], weight_format: WeightFormat, form: str) 
 
 
 def load_weights(
-    shard: Shard, family: Family, checkpoint: "Checkpoint", placement: Placement, report: Report
+    shard: AnyShard, family: TensorNames, checkpoint: "Checkpoint", placement: Placement, report: Report
 ) -> Weights:
     """Returns the shard's part of every parameter with the checkpoint's values, placed by `placement`.
 
@@ -147,7 +154,8 @@ def load_weights(
     pieces: dict[str, dict[int, Rows]] = {}
     for num_done, (name, tensor) in enumerate(checkpoint.read(set(sources)), start=1):
         shape = stored_shape(tensor, sources[name][0])
-        if tuple(tensor.shape) != shape:
+        is_reshaped = sources[name][0].source.change == "reshaped" and prod(tensor.shape) == prod(shape)
+        if tuple(tensor.shape) != shape and not is_reshaped:
             wrong_shapes.append(f"{name}: expected {list(shape)}, got {list(tensor.shape)}")
             continue
         if isinstance(tensor, Tensor) and tensor.dtype not in (*FLOATS, torch.float64):
@@ -198,7 +206,7 @@ def _with_names(sources: Sources) -> list[tuple[str, StoredSource]]:
     return [(name, stored) for name, of_name in sources.items() for stored in of_name]
 
 
-def make_dummy_weights(shard: Shard, placement: Placement, report: Report) -> Weights:
+def make_dummy_weights(shard: AnyShard, placement: Placement, report: Report) -> Weights:
     """Returns random parameters of the real shapes, the same in every run: they time like real ones."""
     shard_weights = ShardWeights(shard, placement)
     import_fake_tensors()  # which torch needs to make a generator
@@ -221,7 +229,7 @@ Segments = Mapping[str, Sequence[Segment]]
 """By parameter, the forms of its rows in the checkpoint, unless all of them are plain numbers."""
 
 
-def find_segments(shard: Shard, family: Family, checkpoint: "Checkpoint") -> Segments | None:
+def find_segments(shard: AnyShard, family: TensorNames, checkpoint: "Checkpoint") -> Segments | None:
     """Returns the forms that the checkpoint has, `None` if only reading it shows them. Raises `BootError`."""
     segments: dict[str, list[tuple[int, Segment]]] = {}
     for name, stored in _with_names(_find_sources(shard, family, checkpoint)):
@@ -236,10 +244,10 @@ def find_segments(shard: Shard, family: Family, checkpoint: "Checkpoint") -> Seg
     return {target: [segment for _, segment in sorted(of_target)] for target, of_target in segments.items()}
 
 
-def max_bytes(shard: Shard, placement: Placement, segments: Segments) -> int:
+def max_bytes(shard: AnyShard, placement: Placement, segments: Segments) -> int:
     """Returns the maximum size of the loaded weights in bytes."""
     num_bytes = 0
-    for parameter in model_parameters(shard.whole, shard.layers):
+    for parameter in _parameters_of(shard):
         part = parameter.part(shard.rank, shard.num_ranks)
         weight_format = choose_format(parameter, part, placement, segments.get(parameter.name, ()))
         num_bytes += weight_format.num_bytes(part.shape, placement.dtype) + ALIGNMENT
@@ -248,7 +256,7 @@ def max_bytes(shard: Shard, placement: Placement, segments: Segments) -> int:
     return num_bytes
 
 
-def _find_sources(shard: Shard, family: Family, checkpoint: "Checkpoint") -> Sources:
+def _find_sources(shard: AnyShard, family: TensorNames, checkpoint: "Checkpoint") -> Sources:
     """Returns the sources under the names they have in the checkpoint: with the family's prefix, or all without it."""
     present = set(checkpoint.files)
     prefix = "" if any(name.startswith(family.prefix) for name in present) else family.prefix
@@ -280,33 +288,8 @@ def _find_tensors(source: Source, prefix: str, present: Collection[str]) -> list
     return [(name, StoredSource(source, range(part, part + 1))) for part, name in enumerate(source.of_parts(usual))]
 
 
-def has_own_head(model: ModelDescription, family: Family, checkpoint: "Checkpoint") -> bool:
-    """True if config.json ties the head to the embedding and the checkpoint has another head, which is logged."""
-    source = next(source for source in family.list_sources(model) if source.target == "embedding")
-    names = [name for name in (source.name, source.name.removeprefix(family.prefix)) if name in checkpoint.files]
-    if not model.has_tied_head or HEAD_NAME not in checkpoint.files or not names:
-        return False
-    tensors = dict(checkpoint.read({names[0], HEAD_NAME}))
-    embedding, head = tensors[names[0]], tensors[HEAD_NAME]
-    if _are_equal(embedding, head):
-        return False
-    log.warning(
-        "config.json ties the head to the embedding (tie_word_embeddings), but %s differs from it: it is used",
-        HEAD_NAME,
-    )
-    return True
-
-
-def _are_equal(first: StoredTensor, second: StoredTensor) -> bool:
-    if isinstance(first, BlockRows) and isinstance(second, BlockRows):
-        return first.form == second.form and torch.equal(first.blocks, second.blocks)
-    if isinstance(first, Tensor) and isinstance(second, Tensor):
-        return first.dtype == second.dtype and torch.equal(first, second)
-    return False
-
-
-def _log_unexpected(names: set[str], family: Family) -> None:
-    unexpected = sorted(name for name in names if not family.ignored.fullmatch(name))
+def _log_unexpected(names: set[str], family: TensorNames) -> None:
+    unexpected = sorted(name for name in names if not family.ignores(name))
     if unexpected:
         log.warning("the checkpoint holds %d tensors not used: %s", len(unexpected), _shorten(unexpected))
 

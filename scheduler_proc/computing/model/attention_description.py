@@ -18,7 +18,8 @@ class AttentionDescription(MixerDescription):
     has one weight for both.
 
     `softcap`: scores become softcap * tanh(score / softcap). `has_sinks`: each head has a learned logit in the
-    denominator of its softmax. `has_gate`: outputs are multiplied by the sigmoid of a linear.
+    denominator of its softmax. `has_gate`: outputs are multiplied by the sigmoid of a linear. `sees_spans`: tokens of a
+    two-way span attend to all of its tokens, also with a window, which begins before each token.
     """
 
     num_heads: int
@@ -35,6 +36,7 @@ class AttentionDescription(MixerDescription):
     softcap: float | None = None
     has_sinks: bool = False
     has_gate: bool = False
+    sees_spans: bool = False
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads != 0:
@@ -58,6 +60,10 @@ class AttentionDescription(MixerDescription):
     def num_rotated(self) -> int:
         """The values of each head that are rotated, its first ones."""
         return 0 if self.rope is None else self.rope.num_rotated(self.head_dim)
+
+    @property
+    def has_axes(self) -> bool:
+        return self.rope is not None and bool(self.rope.axes)
 
     @property
     def heads(self) -> tuple[int, int, int]:

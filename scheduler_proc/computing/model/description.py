@@ -7,6 +7,9 @@ from typing import Literal, Protocol, Self, TypeVar
 from messages.errors import BootError
 from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters
 
+NUM_AXES = 3
+"""Of positions of images: time, line and column."""
+
 CLASSIFIER_DENSE, CLASSIFIER_NORM, CLASSIFIER_OUT = "classifier_dense", "classifier_norm", "classifier_out"
 """Names of the parameters of a classification head."""
 
@@ -20,6 +23,8 @@ class RopeDescription:
     Cosines and sines are multiplied by `attention_factor`. `short_factors` and `long_factors` are those of `longrope`:
     each frequency is divided by its own. Queries of position p are multiplied by 1 + `query_growth` * ln(1 + floor(p /
     `original_max_positions`)).
+
+    `axes`: the axis of each pair's position, for positions with three: time, line and column. Those of text are equal.
     """
 
     theta: float
@@ -36,6 +41,7 @@ class RopeDescription:
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
     query_growth: float = 0.0
+    axes: tuple[int, ...] = ()
 
     def num_rotated(self, head_dim: int) -> int:
         """Returns the number of values of a head that have an angle, which may be 0."""
@@ -44,15 +50,16 @@ class RopeDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class NormDescription:
-    """A norm over `size` values. A layer norm has a bias if `has_bias`, an RMS norm has none.
+    """A norm over `size` values. A layer norm has a bias if `has_bias`, an RMS norm has none. `scale`, after a block,
+    only multiplies by the weight.
 
     `is_zero_centered`: the norm multiplies by 1 + weight, as in Gemma. `replaces_stream`: a norm before a block also
     replaces the residual stream by the normed values, as in BERT.
     """
 
-    kind: Literal["rms", "layer"]
+    kind: Literal["rms", "layer", "scale"]
     size: int
-    eps: float
+    eps: float = 0.0
     is_zero_centered: bool = False
     has_bias: bool = True
     replaces_stream: bool = False
@@ -105,6 +112,11 @@ class MixerDescription(BlockDescription):
         """The values per token before its output projection: its room in `Activations.attended`."""
 
     @property
+    def has_axes(self) -> bool:
+        """True if its positions have three axes."""
+        return False
+
+    @property
     def cache(self) -> tuple[CachePart, ...]:
         """What it stores of each token."""
         return ()
@@ -134,7 +146,7 @@ class DenseMlpDescription(BlockDescription):
     """A dense MLP with `size` inner values."""
 
     size: int
-    activation: Literal["gelu_tanh", "gelu", "relu2", "silu_gated", "gelu_tanh_gated", "gelu_gated"]
+    activation: Literal["gelu_tanh", "gelu", "quick_gelu", "relu2", "silu_gated", "gelu_tanh_gated", "gelu_gated"]
     has_bias: bool = False
 
     @property
@@ -243,6 +255,9 @@ class ModelDescription:
     divided among several, the layers are those of one rank (`sharding.py`). `layer_input_norm`: of each layer's part
     of the projected embedding, if layers have inputs of their own. `mtp`: the layer of a head of multi-token
     prediction (`model/mtp_decoder.py`); with one, the final hidden states of all tokens are kept, in pages.
+
+    `deepstack_layers`: after these layers, further parts of images' rows are added to the stream (`span_rows.py`).
+    `padding_id`: the token whose further inputs of layers are those of tokens with a placed row.
     """
 
     vocab_size: int
@@ -262,6 +277,8 @@ class ModelDescription:
     layer_input_norm: NormDescription | None = None
     num_ranks: int = 1
     mtp: LayerDescription | None = None
+    deepstack_layers: tuple[int, ...] = ()
+    padding_id: int = 0
 
     def __post_init__(self) -> None:
         if not self.mixers:
@@ -280,6 +297,21 @@ class ModelDescription:
     def find(self, kind: type[Mixer]) -> list[Mixer]:
         """Returns the mixers of this kind. They may have different sizes."""
         return [mixer for mixer in self.mixers if isinstance(mixer, kind)]
+
+    @property
+    def row_size(self) -> int:
+        """The values of a row that replaces an embedding: the embedding, and what is added after layers."""
+        return self.hidden_size * (1 + len(self.deepstack_layers))
+
+    @property
+    def has_axes(self) -> bool:
+        """True if positions have three axes."""
+        return any(mixer.has_axes for mixer in self.mixers)
+
+    @property
+    def sees_spans(self) -> bool:
+        """True if tokens of a two-way span attend to each other in some layer."""
+        return any(getattr(mixer, "sees_spans", False) for mixer in self.mixers)
 
     @property
     def has_states(self) -> bool:

@@ -6,13 +6,16 @@ Shape legend: T tokens of the step, E embedding size, A values of all query head
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kernels.arguments.rows import RopeTables
 from scheduler_proc.computing.model.adapters import Adapters
+from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.blocks.context import BlockContext
 from scheduler_proc.computing.model.blocks.embedding import Embedding, embedding_parameters
 from scheduler_proc.computing.model.blocks.head import Head, head_parameters
@@ -29,6 +32,7 @@ from scheduler_proc.computing.model.span_rows import SpanRows
 from scheduler_proc.computing.model.workspace import Activations
 from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.step.features.adapters import ADAPTERS
+from scheduler_proc.computing.step.features.axes import AXES
 from scheduler_proc.computing.step.features.placed_rows import PLACED_ROWS
 from scheduler_proc.computing.step.inputs import StepInputs
 from scheduler_proc.computing.step.rows import StepRows
@@ -98,7 +102,8 @@ class EmbeddingStage:
         self._layer_inputs = LayerInputs(model, weights) if model.layer_inputs_size else None
         takes_spans = parallel.size == 1 and not model.num_positions
         device = self.block.tokens_VE.stored.device
-        self.span_rows = SpanRows(model.hidden_size, dtype, device) if takes_spans else None
+        sizes = model.hidden_size, model.row_size
+        self.span_rows = SpanRows(sizes, dtype, device) if takes_spans else None
 
     def begin(self, step: StepInputs, room: Activations) -> Stream:
         residual_TE, lora = self.block(step, room.residual), None
@@ -110,8 +115,16 @@ class EmbeddingStage:
         if self.span_rows is not None and placed_T is not None:
             self.span_rows.overwrite(residual_TE, placed_T)
         rows = StepRows(step, lora=lora)
-        inputs = None if self._layer_inputs is None else self._layer_inputs(rows, residual_TE, room)
-        return begin_stream(self._model, residual_TE, rows, room, inputs)
+        inputs, own = None, rows
+        if self._layer_inputs is not None:
+            if placed_T is not None:
+                ids_T = step.token_ids.masked_fill(placed_T >= 0, self._model.padding_id)
+                own = replace(rows, step=replace(step, token_ids=ids_T))
+            inputs = self._layer_inputs(own, residual_TE, room)
+        stream = begin_stream(self._model, residual_TE, rows, room, inputs)
+        if placed_T is not None and self._model.deepstack_layers:
+            stream.span_rows = self.span_rows
+        return stream
 
 
 class LayerStage:
@@ -125,6 +138,11 @@ class LayerStage:
         bias_HX = spread_buckets(pop_tensor(weights, POSITION_BIAS)) if model.num_buckets else None
         rope_tables = cache(partial(make_rope_tables, num_positions=max_model_len, device=device))
         context = BlockContext(parallel, rope_tables, bias_HX)
+        self._axes: tuple[RopeTables, Tensor] | None = None
+        for mixer in (mixer for index in layers for mixer in model.layers[index].mixers):
+            if mixer.has_axes and isinstance(mixer, AttentionDescription) and mixer.rope is not None:
+                axes_X = torch.tensor(mixer.rope.axes, device=device)
+                self._axes = rope_tables(mixer.rope, mixer.head_dim), axes_X
         self._layers: list[Layer] = []
         self.kinds: list[LayerKind] = []
         for index in layers:
@@ -147,6 +165,8 @@ class LayerStage:
         """
         rows, step, indices = stream.rows, stream.rows.step, self._indices
         model_last, keeps_all = len(self._model.layers) - 1, self._model.mtp is not None
+        if self._axes is not None and (axes := step.view(AXES)) is not None:
+            axes.look_up(*self._axes)
         narrow_at = model_last if step.head_rows is None or keeps_all else self._model.last_storing
 
         def compute(place: int) -> None:
@@ -157,10 +177,18 @@ class LayerStage:
             self._layers[place].apply(stream, memory[index], is_narrow=is_narrow)
             if is_narrow and index < model_last:
                 stream.rows, stream.attended = rows.at_head(), stream.attended[: len(stream.residual)]
+            if stream.span_rows is not None and index in added:
+                placed_T = stream.rows.step.view(PLACED_ROWS)
+                assert placed_T is not None
+                stream.span_rows.add_part(1 + added.index(index), stream.residual, stream.rows.select(placed_T))
 
-        last = len(indices) - 1
+        last, added, begin = len(indices) - 1, self._model.deepstack_layers, 0
+        if stream.span_rows is not None:  # torch adds their parts, which `compute_middle` may not repeat
+            begin = min(max(added) + 1 - indices.start, len(indices))
+            for place in range(begin):
+                compute(place)
         storing = min(max(narrow_at - indices.start, 0), last)
-        for first, end in ((0, storing), (storing, last), (last, last + 1)):
+        for first, end in ((begin, storing), (max(begin, storing), last), (max(begin, last), last + 1)):
             middle = range(first + 1, end)
             if first < end:
                 compute(first)

@@ -6,6 +6,7 @@ layers.
 """
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.huge_pages import empty_huge
-from scheduler_proc.computing.model.description import ModelDescription
+from scheduler_proc.computing.model.description import LayerDescription, ModelDescription
 from scheduler_proc.computing.step.rows import StepRows
 
 
@@ -75,6 +76,26 @@ def fit(room: Tensor | None, size: int) -> Tensor | None:
     return room.view(-1)[: len(room) * size].view(len(room), size)
 
 
+def room_sizes(layers: Sequence[LayerDescription], hidden_size: int) -> Counter[str]:
+    """Returns the values per token that these layers use of `Activations`, by the names of its fields."""
+    sizes = Counter[str](dict.fromkeys(("residual", "normed", "update"), hidden_size))
+    for layer in layers:
+        sizes |= Counter(attended=max((mixer.out_size for mixer in layer.mixers), default=0))
+        for block in layer.blocks:
+            sizes |= Counter(block.room_sizes(hidden_size))
+        if len(layer.mixers) > 1:
+            sizes |= Counter(second_update=hidden_size)
+    return sizes
+
+
+def make_activations(sizes: Mapping[str, int], dtype: torch.dtype, max_tokens: int) -> Activations:
+    """Returns room on the CPU for `max_tokens` tokens. The operating system provides the memory as it is written."""
+    dtypes = {"routes": torch.int32}
+    return Activations(
+        **{name: empty_huge((max_tokens, size), dtypes.get(name, dtype)) for name, size in sizes.items()}
+    )
+
+
 class Workspace:
     """Room for steps of up to `max_tokens` tokens, and logits of up to `max_rows` rows, on the CPU.
 
@@ -82,24 +103,10 @@ class Workspace:
     """
 
     def __init__(self, model: ModelDescription, dtype: torch.dtype, max_tokens: int, max_rows: int):
-        def room(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
-            return empty_huge((max_tokens, *shape), dtype)
-
-        sizes = Counter(attended=model.attended_size)
-        for layer in model.layers:
-            for block in layer.blocks:
-                sizes |= Counter(block.room_sizes(model.hidden_size))
-            if len(layer.mixers) > 1:
-                sizes |= Counter(second_update=model.hidden_size)
+        sizes = room_sizes(model.layers, model.hidden_size)
         if num_inputs := model.layer_inputs_size:
             sizes |= Counter(layer_inputs=num_inputs, inner=num_inputs, gated=num_inputs)
-        self._activations = Activations(
-            residual=room(model.hidden_size),
-            normed=room(model.hidden_size),
-            update=room(model.hidden_size),
-            routes=room(sizes.pop("routes"), dtype=torch.int32) if "routes" in sizes else None,
-            **{name: room(size) for name, size in sizes.items()},
-        )
+        self._activations = make_activations(sizes, dtype, max_tokens)
         self._logits_NV = empty_huge((max_rows, model.vocab_size), dtype)
 
     @property

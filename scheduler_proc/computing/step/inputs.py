@@ -89,7 +89,7 @@ class StepInputs:
     token_ids: Tensor
     """int32 [T]"""
     positions: Tensor
-    """int32 [T]"""
+    """int32 [T]: `Batch.rope_positions`, which are mostly `Batch.positions`."""
     slots: Tensor
     """int64 [T]"""
     future_token_indices: Tensor

@@ -28,6 +28,7 @@ from scheduler_proc.deciding.drafting.step_cost import StepCost
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.page_observer import PageObserver
 from scheduler_proc.deciding.pages.running_request import Chunk, Req
+from scheduler_proc.deciding.pages.span_columns import position_columns
 from scheduler_proc.deciding.rows.batch_columns import BatchBuilder
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.sampling.output_counts import OutputCounts
@@ -231,6 +232,7 @@ class DraftModel(PageObserver):
         batch = self._builder.build(0, rows, chunks)
         if self.limits.is_mtp:
             batch = at_places_before(batch, self._cache.page_size)
+            batch = msgspec.structs.replace(batch, **position_columns(rows, chunks, distance=1))
         processing = batch.logits_processing if self.limits.vocab_size == self.limits.model_vocab_size else None
         return msgspec.structs.replace(batch, num_logprobs=b"", logits_processing=processing)
 

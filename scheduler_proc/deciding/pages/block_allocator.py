@@ -20,7 +20,7 @@ from messages.columns import INT32
 from messages.ring.cache import CacheAnswer, CacheQuestion, ExplainCache, ListCache
 from scheduler_proc.deciding.pages.attached_pool import AttachedPool
 from scheduler_proc.deciding.pages.cache_questions import explain, find_end, list_nodes
-from scheduler_proc.deciding.pages.page_keys import leading_ids
+from scheduler_proc.deciding.pages.page_keys import leading_ids, two_way_at
 from scheduler_proc.deciding.pages.page_observer import PageObserver
 from scheduler_proc.deciding.pages.pages import PagePool
 from scheduler_proc.deciding.pages.radix import Node, RadixTree
@@ -132,7 +132,7 @@ class BlockAllocator:
         if end <= start:
             return
         key = req.page_key(start * size, end * size, size)
-        if self._attached:
+        if self._attached or any(span.is_two_way for span in req.pending.spans):
             key = key[: self._count_reusable(req, key) * 4 * size]
             if not key:
                 return
@@ -145,11 +145,17 @@ class BlockAllocator:
             part.enter(req, start)
 
     def _count_reusable(self, req: Req, key: bytes) -> int:
-        """Returns how many cached pages of `key` the request can use: after them it finds what it needs."""
+        """Returns how many cached pages of `key` the request can use: after them it finds what it needs.
+
+        They end in no span with attention in both directions: one step computes it.
+        """
         path, start = self._tree.match(req.node, req.pending.salt, key), req.num_shared_pages
         pages = req.pages[:start] + [page for node, num_same in path for page in node.pages[:num_same]]
         req.num_matched_pages = len(pages)
-        return find_end(self._attached, pages, start) - start
+        end = find_end(self._attached, pages, start)
+        while end > start and (span := two_way_at(req.pending.spans, end * self.page_size)):
+            end = find_end(self._attached, pages[: max(start, span.start // self.page_size)], start)
+        return end - start
 
     def count_unusable(self, req: Req) -> int:
         """Returns how many of the next pages of `req` are cached, though it cannot continue after them."""

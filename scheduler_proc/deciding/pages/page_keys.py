@@ -47,6 +47,11 @@ def page_key(token_ids: "array[int]", spans: Sequence[PromptSpan], start: int, e
     return bytes(parts)
 
 
+def two_way_at(spans: Sequence[PromptSpan], position: int) -> PromptSpan | None:
+    """Returns the span with attention in both directions that a border before this position would divide."""
+    return next((span for span in spans if span.is_two_way and span.start < position < span.end), None)
+
+
 def leading_ids(key: "array[int]") -> "array[int]":
     """Returns the ids of a key before its first page with tokens of a span."""
     return key if not key or min(key) >= 0 else key[: next(index for index, word in enumerate(key) if word < 0)]

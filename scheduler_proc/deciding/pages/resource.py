@@ -4,7 +4,8 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from messages.ring.requests import UserMsg
+from messages.ring.encodings import FromEncoder
+from messages.ring.requests import FramesLost, UserMsg
 from messages.ring.timeline import WaitsFor
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.page_observer import PageObserver
@@ -44,6 +45,9 @@ class Resource(PageObserver):
         """Prepares for a new request. Returns True if it cannot even end before something has arrived."""
         return False
 
+    def receive(self, message: FromEncoder | FramesLost) -> None:
+        """Takes a message of another process, or that one was lost."""
+
     def collect(self, waiting: Iterable[PendingReq], cache: BlockAllocator) -> Sequence[tuple[PendingReq, Ending]]:
         """Takes what has arrived since the last call. Returns the waiting requests that end, and how."""
         return ()
@@ -69,6 +73,10 @@ class Resource(PageObserver):
 
         `chunks` are those of this step so far, and of the one in flight.
         """
+        return None
+
+    def find_whole(self, req: Req, position: int) -> range | None:
+        """Returns the tokens that one step must compute together, if a chunk that ends at `position` divides them."""
         return None
 
     def columns(self, rows: StepRows, chunks: Sequence[Chunk]) -> Mapping[str, bytes]:

@@ -122,7 +122,8 @@ def no_token(pending: PendingReq) -> ErrorInfo:
 
 
 def usage_of(pending: PendingReq) -> Usage:
-    return Usage(pending.num_prompt_tokens, pending.cached_tokens or 0, pending.num_output_tokens)
+    num_image_tokens = sum(span.length for span in pending.spans if span.kind == "image")
+    return Usage(pending.num_prompt_tokens, pending.cached_tokens or 0, pending.num_output_tokens, num_image_tokens)
 
 
 def finished_row(pending: PendingReq, ending: Ending) -> FinishedRow:

@@ -4,7 +4,7 @@ import math
 from array import array
 
 from messages.columns import unpack_int32
-from messages.ring.requests import Dry
+from messages.ring.dry import Dry
 
 MAX_PENALTY = 1e6
 """The maximum penalty, safe for float32 logits."""

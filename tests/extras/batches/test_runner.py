@@ -84,7 +84,7 @@ class Endpoints:
     def add(self, *prompts: str, window_s: float = 3600, **line: Any) -> str:
         with closing(self.store.begin_upload()) as upload:
             upload.write(lines(*prompts, **line).encode())
-            file_id = self.store.add_file(upload, "in.jsonl", 3600).id
+            file_id = self.store.add_file(upload, "in.jsonl", "batch", 3600).id
         now_s = int(time.time())
         fields = {"endpoint": URL, "input_file_id": file_id, "completion_window": "1h", "created_at": now_s}
         return self.store.add_batch(BatchRecord(id="", expires_at=int(now_s + window_s), **fields)).id

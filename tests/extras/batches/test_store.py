@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> BatchStore:
 def upload(store: BatchStore, text: str = "{}\n", keep_s: int = KEEP_S) -> str:
     with closing(store.begin_upload()) as content:
         content.write(text.encode())
-        return store.add_file(content, "in.jsonl", keep_s).id
+        return store.add_file(content, "in.jsonl", "batch", keep_s).id
 
 
 def make_batch(store: BatchStore) -> BatchRecord:

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from extras.fit import command, headers
 from extras.fit.verdict import decide, fixed_bytes
 from kernels.cpu.huge_pages import ALIGNMENT
+from messages.config.images import ImageConfig
 from messages.errors import BootError
 from runtime.gguf.gguf_file import read_gguf
 from runtime.gguf.header import read_header
+from runtime.model_files import read_object
 from scheduler_proc.computing.backends.backend import Place
 from scheduler_proc.computing.backends.cpu import loading
 from scheduler_proc.computing.backends.cpu.backend import CpuBackend
@@ -23,9 +26,12 @@ from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasse
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.loading.family_loader import FamilyLoader
 from scheduler_proc.computing.loading.target import find_target
+from scheduler_proc.computing.vision.load_tower import load_tower
+from supervisor.model.vision import read_vision_facts
 from tests.checkpoints import build_checkpoint, make_config
 from tests.gguf_files import Stored, gguf_bytes
 from tests.supervisor.fake_hub import FakeHub
+from tests.vision_models import make_vision_model
 
 ROOT = Path(__file__).resolve().parents[3]
 MIB = 1 << 20
@@ -195,3 +201,21 @@ def test_flags_that_help_are_listed(tmp_path: Path, capsys, monkeypatch: pytest.
     parts = ("weights", "steps", "processes", "KV cache")
     assert rows["together"] == pytest.approx(sum(rows[name] for name in parts), abs=0.02)
     assert rows["together"] > memory_gb
+
+
+@pytest.mark.parametrize("num_encoders", [1, 2])
+def test_the_tower_and_the_encodings_of_images_are_counted(tmp_path: Path, num_encoders: int) -> None:
+    model_dir = make_vision_model("idefics3", tmp_path)
+    config = make_config(model_dir, **FLAGS)
+    vision = read_vision_facts(model_dir, read_object(model_dir / "config.json"))
+    images = ImageConfig(image_cache_mb=64.0, encoder_workers=num_encoders)
+    reading = replace(config, images=images, facts=replace(config.facts, vision=vision))
+    weight_bytes: int = vars(load_tower(reading, no_report))["_weight_bytes"]
+    text, verdict = decide(config, 8 << 30), decide(reading, 8 << 30)
+    assert 0 <= verdict.images.tower_bytes / num_encoders - weight_bytes <= 100 * ALIGNMENT
+    assert verdict.images.cache_bytes == 64 * MIB
+    assert fixed_bytes(verdict.needs, verdict.images) == fixed_bytes(text.needs) + sum(verdict.images)
+    lines = "\n".join(command.describe(reading, verdict))
+    assert "tower " in lines
+    assert "--image-cache-mb" in lines
+    assert "tower " not in "\n".join(command.describe(config, text))

@@ -264,6 +264,7 @@ def test_the_configuration_has_the_models_and_the_memory(models: Path):
         ["--model", "x"],
         ["--served-model-name", "x"],
         ["--gguf-file", "x"],
+        ["--mmproj", "x.gguf"],
         ["--lora", "a=b"],
         ["--external", "scheduler"],
         ["--record", "x"],

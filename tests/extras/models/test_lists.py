@@ -4,8 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from extras.models.messages import Description
+from runtime.run_dir import RunDir
+from supervisor.flags import parse_flags
+from supervisor.run import build_config
 from tests.extras.models.router_run import LOADING, RouterRun
 from tests.frontend.frontend_run import wait_until
+from tests.vision_models import make_vision_model
 
 PAGE = b"# HELP up Serves.\n# TYPE up gauge\nup 1.0\n"
 
@@ -64,6 +68,24 @@ def test_metrics_are_those_of_the_models_that_answer():
         assert "sluice_models_missing 1.0" in lines
         assert 'sluice_model_state{model="b",state="loaded"} 1.0' in lines
         assert "sluice_model_load_seconds_count 2.0" in lines
+
+
+def test_lists_say_which_model_reads_images(tmp_path: Path):
+    model = make_vision_model("idefics3", tmp_path / "model")
+    files = RunDir(tmp_path)
+    files.write_config(build_config(parse_flags(["--model", str(model), "--served-model-name", "a"])))
+    with RouterRun() as run:
+        run.report("a", description=Description(str(files.config_file), 10, 5))
+        wait_until(lambda: "capabilities" in listed(run, "a"))
+        for path in ("/models", "/v1/models"):
+            assert listed(run, "a", path)["capabilities"] == ["completion", "tools", "vision"]
+            assert listed(run, "a", path)["architecture"]["input_modalities"] == ["text", "image"]
+            assert "capabilities" not in listed(run, "b", path)
+        of_anthropic = run.client.get("/v1/models", headers={"anthropic-version": "2023-06-01"}).json()["data"]
+        assert not any("capabilities" in model for model in of_anthropic)
+        tagged = [model for model in run.client.get("/api/tags").json()["models"] if model["name"] == "a"]
+        shown = run.client.post("/api/show", json={"model": "a"}).json()
+        assert tagged[0]["capabilities"] == shown["capabilities"] == ["completion", "tools", "vision"]
 
 
 def test_an_unknown_model_is_not_listed():

@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import json
 import os
 import select
 import socket
@@ -346,6 +347,16 @@ def test_keep_alive_of_a_request_unloads_its_model(run: RouterRun):
     reply = run.client.post("/api/generate", json={"model": "a", "keep_alive": "0s"})
     assert (reply.json()["done_reason"], reply.json()["model"]) == ("unload", "a")
     assert run.asked.empty()
+
+
+def test_an_image_is_a_prompt_and_is_passed_on_as_it_came(run: RouterRun):
+    server = run.load("a")
+    body = {"model": "a", "images": ["A" * 2_000_000], "keep_alive": 0}
+    with run.ask(body, "/api/generate") as asked:
+        arrived = server.take()
+        assert json.loads(arrived.body)["images"] == body["images"]
+        arrived.answer()
+        assert asked.reply().status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tests.frontend.frontend_run import FrontendRun, final, step
 
 BODIES = Path(__file__).with_name("agents")
 ANTHROPIC, OPENAI = "/v1/messages?beta=true", "/v1/responses"
-UNREAD = "[This is no text, and the model reads text only.]"
+UNREAD = "[This is left out: the model cannot read it.]"
 PATCH = '*** Begin Patch\n*** Update File: a.txt\n@@\n-ä\n+"b\\n"\n*** End Patch'
 
 

@@ -57,12 +57,15 @@ def test_models_are_listed_as_the_clients_of_both_apis_read_them(server: Fronten
     pydantic: Any = pytest.importorskip("pydantic")
     openai: Any = pytest.importorskip("openai.types")
     anthropic: Any = pytest.importorskip("anthropic.types")
-    listed = server.client.get("/v1/models", headers={"anthropic-version": "2023-06-01"}).json()
+    of_anthropic = {"anthropic-version": "2023-06-01"}
+    listed = server.client.get("/v1/models", headers=of_anthropic).json()
     first, model = listed["data"]
     assert (listed["object"], listed["has_more"]) == ("list", False)
     assert (listed["first_id"], listed["last_id"]) == (first["id"], model["id"]) == ("org/m", "m")
     for kind in (openai.Model, anthropic.ModelInfo):
         assert pydantic.TypeAdapter(kind).validate_python(model).id == "m"
-    info = pydantic.TypeAdapter(anthropic.ModelInfo).validate_python(server.client.get("/v1/models/m").json())
+    one = server.client.get("/v1/models/m", headers=of_anthropic).json()
+    info = pydantic.TypeAdapter(anthropic.ModelInfo).validate_python(one)
+    assert server.client.get("/v1/models/m").json() == {**one, "capabilities": ["completion"]}
     assert (info.display_name, info.created_at.timestamp()) == ("m", model["created"])
     assert info.max_input_tokens == model["max_model_len"]

@@ -16,7 +16,8 @@ from frontend.requests.costs import (
 from frontend.requests.prompt_request import PromptRequest
 from messages.config.server import ModelFacts
 from messages.errors import RequestError
-from messages.ring.requests import ChatPrompt, Dry, Pooling, SamplingParams, Truncation
+from messages.ring.dry import Dry
+from messages.ring.requests import ChatPrompt, Pooling, SamplingParams, Truncation
 
 PLAIN = SamplingParams(1)
 DRY = Dry(1.0, 1.75, 2, -1, ("x" * 1000,))

@@ -6,10 +6,12 @@ import msgspec
 import pytest
 
 from frontend.links.processes import ProcessView
+from frontend.requests.admission import estimate_tokens
 from frontend.routing.prefixes import BLOCK_BYTES, PrefixIndex, block_keys
 from frontend.routing.router import LITTLE_TOKENS, MAX_LEAD_TOKENS, Offer, Router, choose_engine
 from messages.columns import pack_int32
 from messages.control.processes import ProcessStatus, ProcessTable
+from messages.ring.images import ImageInput
 from messages.ring.requests import ChatPrompt, SamplingParams, Stamps, TokenizeMsg
 
 OWN_BLOCK = 1
@@ -149,3 +151,28 @@ def test_what_is_remembered_is_bounded_and_loses_the_ends_first():
     index.add(1, [-1, -2, -3, -4, -5, -6, -7, -8, -9, -10])
     assert index.count_match(1, prompt) == 10
     assert index.count_match(2, prompt) == 0
+
+
+def test_a_chat_with_another_image_has_other_blocks():
+    def keys(*images: bytes) -> list[int]:
+        parts = [{"type": "image"} for _ in images] + [{"type": "text", "text": "x" * 600}]
+        chat = ChatPrompt(msgspec.json.encode([{"role": "user", "content": parts}]))
+        inputs = tuple(ImageInput(image, 640, 480) for image in images)
+        message = TokenizeMsg(1, 0, None, b"", SamplingParams(1), Stamps(), chat=chat, images=inputs)
+        assert estimate_tokens(None, b"", chat, inputs) == estimate_tokens(None, b"", chat) + 300 * len(images)
+        return block_keys(message)
+
+    same, other = b"1" * 16, b"2" * 16
+    assert keys(same) == keys(same)
+    assert keys(same, other)[0] != keys(other, same)[0]
+    assert keys(same)[0] != keys(other)[0]
+
+
+def test_images_go_to_engines_with_an_encoder_alone():
+    played = Played(3)
+    with_image = msgspec.structs.replace(ask(1, "x"), images=(ImageInput(bytes(16), 1, 1),))
+    assert {played.router.place(msgspec.structs.replace(with_image, uid=uid)) for uid in range(3)} == {1, 2, 3}
+    played.show(engine(1), engine(2, gauges={"images_cached": 0.0}), engine(3, gauges={"requests": 1.0}))
+    for uid in range(3, 9):
+        assert played.router.place(msgspec.structs.replace(with_image, uid=uid)) == 2
+    assert played.router.place(ask(9, "other")) != 2

@@ -11,7 +11,7 @@ from kernels.arguments.rows import PrefillRows
 from kernels.gpu.launch_table import HOPPER, count_tile_tokens, find_capability
 from kernels.operations.paged_prefill import paged_prefill
 from kernels.plans.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
-from tests.kernels.cases import OPTIONS, PagedCase, Shape, assert_close, dense_attention, make_paged_case
+from tests.kernels.cases import OPTIONS, PagedCase, Shape, assert_close, dense_attention, make_paged_case, with_spans
 from tests.kernels.gpu.test_paged_decode import DTYPES, GRID, make_huge_cache
 
 QUERY_LENS = [1, 7, 65, 1]
@@ -30,7 +30,7 @@ def plan_tiles(case: PagedCase, max_tokens: int, max_rows: int) -> Tensor:
 
 def run(case: PagedCase, tiles: Tensor | None = None) -> Tensor:
     out = torch.full_like(case.query, float("nan"))
-    rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens, tiles)
+    rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens, tiles, case.last_keys)
     paged_prefill(case.query, case.cache, rows, case.options, out)
     return out
 
@@ -56,6 +56,16 @@ def test_windows(window: int, head_dim: int, device: str) -> None:
     """Nothing behind the window of a row's first token is read: its pages may have been freed."""
     shape = Shape(2, 1, head_dim, 16)
     case = make_paged_case(shape, [*QUERY_LENS, 3], [*CONTEXT_LENS, 300], torch.float32, device, window=window)
+    assert_close(run(case), case.expected, torch.float32)
+
+
+@pytest.mark.parametrize("window", [None, 15, 64])
+@pytest.mark.parametrize("head_dim", [16, 64])
+def test_tokens_of_a_span_attend_to_all_of_it(window: int | None, head_dim: int, device: str) -> None:
+    """Spans over tiles and blocks, side by side, and behind a part that is in the cache."""
+    shape = Shape(2, 1, head_dim, 16)
+    case = make_paged_case(shape, [150, 7, 3], [61, 0, 100], torch.float32, device, window=window)
+    case = with_spans(case, {0: [(60, 130), (131, 140), (140, 210)], 1: [(0, 7)], 2: [(90, 103)]})
     assert_close(run(case), case.expected, torch.float32)
 
 

@@ -19,7 +19,16 @@ from kernels.operations.paged_prefill import paged_prefill
 from kernels.plans import split_work
 from kernels.plans.decode_work import DecodeWork
 from kernels.plans.split_work import SPLIT_KEYS, SplitLayout, make_split_scratch, plan_split_work
-from tests.kernels.cases import OPTIONS, TOLERANCES, PagedCase, Shape, assert_close, make_paged_case, with_codes
+from tests.kernels.cases import (
+    OPTIONS,
+    TOLERANCES,
+    PagedCase,
+    Shape,
+    assert_close,
+    make_paged_case,
+    with_codes,
+    with_spans,
+)
 from tests.kernels.gpu.triton_in_use import triton_in_use
 
 NUM_KEYS = 2 * SPLIT_KEYS + 70
@@ -48,7 +57,7 @@ def decode(case: PagedCase, max_rows: int | None = None) -> Tensor:
 
 def prefill(case: PagedCase) -> Tensor:
     out = torch.full_like(case.query, float("nan"))
-    rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens)
+    rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens, last_keys=case.last_keys)
     paged_prefill(case.query, case.cache, rows, case.options, out)
     return out
 
@@ -103,6 +112,15 @@ def test_splits_and_windows_that_begin_among_the_tokens(
 ) -> None:
     case = make_paged_case(Shape(2, 1, 16, 16), [LAST], [num_keys - LAST], torch.float16, device, window=window)
     check_every_way(case, monkeypatch)
+
+
+@pytest.mark.parametrize("window", [None, 64])
+def test_tokens_outside_of_a_span_keep_their_bits(window: int | None, device: str) -> None:
+    plain = make_paged_case(Shape(2, 1, 16, 16), [LAST], [NUM_KEYS - LAST], torch.float32, device, window=window)
+    case = with_spans(plain, {0: [(NUM_KEYS - 6, NUM_KEYS - 2)]})
+    found, outside = prefill(case), [0, 4, 5, 6]
+    assert_close(found, case.expected, torch.float32)
+    assert torch.equal(found[outside], prefill(plain)[outside])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -14,6 +14,8 @@ from tests.kernels.cases import (
     assert_close,
     dense_attention,
     make_paged_case,
+    with_codes,
+    with_spans,
 )
 from tests.kernels.operations.test_paged_decode import GRID, SHAPES
 from tests.naming import naming
@@ -24,7 +26,7 @@ CONTEXT_LENS = [0, 0, 16, 3, 70, 129, 48]
 
 def run(case: PagedCase) -> torch.Tensor:
     out = torch.full_like(case.query, float("nan"))
-    rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens)
+    rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens, last_keys=case.last_keys)
     paged_prefill(case.query, case.cache, rows, case.options, out)
     return out
 
@@ -63,6 +65,55 @@ def test_soft_cap_and_sinks(dtype: torch.dtype, options: str, device: str) -> No
     lens = [*QUERY_LENS, 150], [*CONTEXT_LENS, 61]
     case = make_paged_case(Shape(6, 2, 64, 16), *lens, dtype, device, **OPTIONS[options])
     assert_close(run(case), case.expected, dtype)
+
+
+SPANS = {0: [(60, 130), (131, 140), (140, 210)], 1: [(0, 40)], 3: [(100, 105)]}
+"""Of rows with 150, 40, 3 and 5 new tokens after 61, 0, 129 and 100: over blocks and tiles, side by side, at both ends,
+and behind a part that is in the cache."""
+
+SPAN_OPTIONS: dict[str, dict[str, Any]] = {
+    "": {},
+    "all": OPTIONS["all"],
+    "window": {"window": 5},
+    "wide": {"window": 64},
+}
+
+
+def make_span_case(dtype: torch.dtype, device: str, options: str) -> PagedCase:
+    return make_paged_case(
+        Shape(6, 2, 64, 16), [150, 40, 3, 5], [61, 0, 129, 100], dtype, device, **SPAN_OPTIONS[options]
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("options", SPAN_OPTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_tokens_of_a_span_attend_to_all_of_it(dtype: torch.dtype, options: str, device: str) -> None:
+    case = make_span_case(torch.float32 if dtype == torch.int8 else dtype, device, options)
+    case = with_spans(with_codes(case, torch.int8) if dtype == torch.int8 else case, SPANS)
+    assert_close(run(case), case.expected, case.query.dtype)
+
+
+@pytest.mark.parametrize("options", SPAN_OPTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tokens_outside_of_spans_and_in_chunks_between_them_keep_their_bits(
+    backend: str, dtype: torch.dtype, options: str
+) -> None:
+    if backend == "torch":
+        pytest.skip("torch's products may add in another order for another number of tokens")
+    plain = make_span_case(dtype, "cpu", options)
+    case = with_spans(plain, SPANS)
+    assert case.last_keys is not None
+    own = torch.cat([torch.arange(61, 211), torch.arange(40), torch.arange(129, 132), torch.arange(100, 105)])
+    found, is_outside = run(case), case.last_keys == own
+    assert torch.equal(found[is_outside], run(plain)[is_outside])
+    assert not torch.equal(found, run(plain))
+    chunked = torch.full_like(case.query, float("nan"))
+    for start, end in ((0, 10), (10, 69), (69, 79), (79, 150)):
+        lens = (torch.tensor([end - start], dtype=torch.int32), torch.tensor([61 + start], dtype=torch.int32))
+        rows = PrefillRows(case.page_tables[:1], *lens, last_keys=case.last_keys[start:end])
+        paged_prefill(case.query[start:end], case.cache, rows, case.options, chunked[start:end])
+    assert torch.equal(chunked[79:150], found[79:150])
 
 
 @pytest.mark.parametrize("options", [{}, OPTIONS["all"], {"window": 5}], ids=["", "options", "short window"])

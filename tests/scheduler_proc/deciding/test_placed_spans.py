@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from messages.columns import pack_int32, unpack_int32
 from messages.errors import RequestError
-from messages.ring.requests import AbortMsg, Dry, UserMsg
+from messages.ring.dry import Dry
+from messages.ring.requests import UserMsg
 from messages.ring.spans import PromptSpan
 from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
 from scheduler_proc.deciding.drafting.drafts import NgramDrafter
@@ -18,7 +19,7 @@ from scheduler_proc.deciding.step_plan import Budget
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.simulated_drafter import AllDrafts
 from tests.scheduler_proc.simulated_runner import SimulatedPages, expected_output
-from tests.scheduler_proc.simulated_spans import span_of
+from tests.scheduler_proc.simulated_spans import SimulatedSpanRows, span_of
 from tests.scheduler_proc.simulated_store import SimulatedStore
 from tests.scheduler_proc.soak import MAX_MODEL_LEN, Soak
 
@@ -93,13 +94,22 @@ def test_an_evicted_page_of_a_span_returns_for_its_digest_alone():
 
 
 def test_rows_of_requests_are_needed_until_they_end():
-    bench, span = Bench(), span_of(3, 4)
+    bench, span, others = (
+        Bench(span_rows=SimulatedSpanRows(10)),
+        span_of(3, 4),
+        [span_of(0, 3, number) for number in range(5)],
+    )
     bench.send(ask(bench, 1, span, max_tokens=40))
-    assert bench.span_rows.find_needed() == {span.digest}
     bench.step()
-    assert bench.span_rows.find_needed() == {span.digest}
-    bench.send(AbortMsg(1, 0))
-    assert not bench.span_rows.find_needed()
+    for other in others:
+        bench.span_rows.place(other)
+    with pytest.raises(ValueError, match="no room for 7 rows"):
+        bench.span_rows.place(span_of(0, 7))
+    bench.run()
+    bench.send(ask(bench, 2, span), ask(bench, 3, others[-1]))
+    bench.run()
+    bench.send(replace(user_msg(4, PROMPT), spans=(others[0],)))
+    assert "no rows" in str(bench.end(4).error), "the least recently placed made room"
 
 
 @pytest.mark.parametrize(
@@ -108,8 +118,8 @@ def test_rows_of_requests_are_needed_until_they_end():
         ((span_of(28, 3),), "within the prompt of 30 tokens"),
         ((span_of(3, 3), span_of(5, 1)), "not overlap"),
         ((PromptSpan(3, 3, b"short"),), "5 bytes, not 16"),
-        ((PromptSpan(3, 3, span_of(0, 4).digest),), "span 0 has 3 positions and 4 rows"),
-        ((PromptSpan(3, 3, bytes(16)),), "span 0 has 3 positions and 0 rows"),
+        ((PromptSpan(3, 3, span_of(0, 4).digest),), "no rows for span 0, which needs 3"),
+        ((PromptSpan(3, 3, bytes(16)),), "no rows for span 0, which needs 3"),
     ],
 )
 def test_a_bad_span_ends_its_request_alone(spans, reason):

@@ -184,7 +184,7 @@ def test_a_server_of_several_models_has_no_engines_to_scale():
 @pytest.mark.parametrize(
     ("words", "exit_code", "text"),
     [
-        (("detokenizer", "2"), 2, "only tokenizer and scheduler can be scaled, not the detokenizer"),
+        (("detokenizer", "2"), 2, "only tokenizer, encoder, scheduler can be scaled, not the detokenizer"),
         (("tokenizer", "0"), 2, "there can be 1 to 64 of the tokenizer, not 0"),
         (("tokenizer", "65"), 2, "there can be 1 to 64 of the tokenizer, not 65"),
         (("scheduler", "33"), 2, "there can be 1 to 32 of the scheduler, not 33"),

@@ -172,8 +172,8 @@ def test_a_model_whose_files_have_no_sampling_has_that_of_its_card(tmp_path: Pat
         ('{"a":' * 99_999, "config.json: is nested too deeply"),
         ("version https://git-lfs.github.com/spec/v1\noid x", "config.json: is a pointer of Git LFS"),
         (
-            {"text_config": {"vocab_size": 5}, "architectures": ["Idefics3ForConditionalGeneration"]},
-            "'Idefics3For.* in text",
+            {"text_config": {"vocab_size": 5}, "architectures": ["Idefics2ForConditionalGeneration"]},
+            "'Idefics2For.* in text",
         ),
         ({"text_config": {"vocab_size": 5}, "model_type": "llava"}, "'llava' has its language model in text_config"),
         ({"vocab_size": 10**9, "n_ctx": 5}, "vocab_size is 1000000000, more than this server can hold"),

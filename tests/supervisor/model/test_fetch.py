@@ -101,13 +101,13 @@ GGUF_FILES = {
 IN_PARTS = "Q8_0/tiny-Q8_0-00001-of-00002.gguf"
 
 
-def test_of_a_repository_of_gguf_one_model_is_downloaded(fetch: Fetch, closed_endpoint: str):
+def test_of_a_repository_of_gguf_one_model_is_downloaded_with_its_tower(fetch: Fetch, closed_endpoint: str):
     alone = {name: GGUF_FILES[name] for name in GGUF_FILES if not name.startswith("Q8_0")}
     with FakeHub(alone) as hub:
         result = fetch(hub.url, "owner/tiny")
         assert result.returncode == 0, result.stdout + result.stderr
         assert Path(result.stdout.strip()).read_bytes() == b"GGUF4"
-        assert hub.downloads == ["tiny-Q4_K_M.gguf"]
+        assert sorted(hub.downloads) == ["mmproj-tiny-f16.gguf", "tiny-Q4_K_M.gguf"]
     for arguments in ((), ("--requested", "gguf"), ("--gguf-file", "tiny-Q4_K_M.gguf")):
         assert fetch(closed_endpoint, "owner/tiny", *arguments).stdout == result.stdout
     missing = fetch(closed_endpoint, "owner/tiny", "--gguf-file", "tiny-Q8_0.gguf")
@@ -125,7 +125,8 @@ def test_of_several_models_in_gguf_one_must_be_chosen(fetch: Fetch, closed_endpo
         assert hub.downloads == []
         result = fetch(hub.url, "owner/tiny", "--gguf-file", IN_PARTS)
         assert result.returncode == 0, result.stdout + result.stderr
-        assert sorted(hub.downloads) == [IN_PARTS, IN_PARTS.replace("00001-of", "00002-of")]
+        parts = [IN_PARTS, IN_PARTS.replace("00001-of", "00002-of")]
+        assert sorted(hub.downloads) == [*parts, "mmproj-tiny-f16.gguf"]
         found = Path(result.stdout.strip())
         assert found.read_bytes() == b"GGUF8"
     assert fetch(closed_endpoint, "owner/tiny", "--gguf-file", IN_PARTS).stdout == result.stdout

@@ -4,6 +4,7 @@ Shape legend: T tokens of the step, E embedding size, H query heads, G key/value
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from scheduler_proc.computing.model.blocks.norm import pop_scale
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
 from scheduler_proc.computing.model.workspace import LayerRows, fit
 from scheduler_proc.computing.parallel import ParallelGroup
+from scheduler_proc.computing.step.features.axes import AXES
+from scheduler_proc.computing.step.features.last_keys import LAST_KEYS
 from scheduler_proc.computing.step.features.windows import windowed
 from scheduler_proc.computing.step.inputs import AttentionKind, StepInputs
 
@@ -41,7 +44,8 @@ class Block:
         self._kind = attention.kind
         self._head_dim, self._qkv_size = attention.head_dim, attention.qkv_size
         sinks = pop_tensor(weights, f"{layer}.sinks").float() if attention.has_sinks else None
-        self._options = AttentionOptions(attention.scale, attention.window, attention.softcap, sinks, context.biases)
+        options = attention.window, attention.softcap, sinks, context.biases, attention.sees_spans
+        self._options = AttentionOptions(attention.scale, *options)
         self._qkv = pop_linear(weights, f"{layer}.qkv")
         self._gate = pop_linear(weights, f"{layer}.attention_gate") if attention.has_gate else None
         self._stores = attention.kv_layer is None
@@ -57,6 +61,7 @@ class Block:
         self._parallel = context.parallel
         self._out = pop_row_parallel(weights, f"{layer}.attention_out", context.parallel)
         self._rope_tables = attention.rope and context.rope_tables(attention.rope, attention.head_dim)
+        self._has_axes = attention.has_axes
 
     def __call__(self, normed_TE: Tensor, layer_rows: LayerRows, memory: Any) -> Tensor:
         """Returns the update of the residual stream, [T, E]; first stores K and V, unless they are another layer's."""
@@ -79,7 +84,10 @@ class Block:
     ) -> Tensor:
         """Returns the outputs of attention, [T, H * D], or those of `step.head_tokens`."""
         own = memory if self._stores else None
-        query_THD = rotate_store(heads_TAD, own, self._rope_tables, step.positions, step.slots, self._head_norms)
+        tables, positions = self._rope_tables, step.positions
+        if self._has_axes and (axes := step.view(AXES)) is not None:
+            tables, positions = axes.tables, axes.rows
+        query_THD = rotate_store(heads_TAD, own, tables, positions, step.slots, self._head_norms)
         out_THD = room_like(query_THD, attended)
         assert self._kind is not None
         return attend(query_THD, step, memory, self._kind, self._options, out_THD, is_narrow=is_narrow)
@@ -109,9 +117,10 @@ def attend(
     num_tokens, num_decode = len(query_THD), step.num_decode_rows
     tiles = None if step.prefill_tiles is None else step.prefill_tiles[kind]
     rows = PrefillRows(step.prefill_page_tables, step.prefill_query_lens, step.prefill_context_lens, tiles)
-    requested = step.head_tokens if is_narrow else None
+    requested, last_T = step.head_tokens if is_narrow else None, step.view(LAST_KEYS) if options.sees_spans else None
     if is_narrow and step.head_rows is not None:
         query_THD, rows, requested = query_THD[step.head_tokens], step.head_rows, None
+        last_T = None if last_T is None else last_T[step.head_tokens]
         num_tokens = len(query_THD)
         out_THD = out_THD[:num_tokens]
     if num_decode:
@@ -126,6 +135,8 @@ def attend(
             None if step.decode_works is None else step.decode_works[kind],
         )
     if num_decode < num_tokens:
+        if last_T is not None:
+            rows = replace(rows, last_keys=last_T[num_decode:])
         paged_prefill(query_THD[num_decode:], cache, rows, options, out_THD[num_decode:])
     return select_tokens(out_THD, requested)
 

@@ -25,6 +25,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "silu_gated": silu_mul,
     "gelu_tanh_gated": gelu_mul,
     "gelu_gated": partial(gelu_mul, kind="exact"),
+    "quick_gelu": lambda inner_TF, _: inner_TF.mul_((inner_TF * 1.702).sigmoid_()),
     "relu2": lambda inner_TF, _: relu_squared(inner_TF),
 }
 """The others, computed by themselves."""

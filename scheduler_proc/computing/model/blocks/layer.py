@@ -17,6 +17,7 @@ from scheduler_proc.computing.model.blocks.registry import BLOCKS
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_tensor
 from scheduler_proc.computing.model.description import BlockDescription, LayerDescription, NormDescription
 from scheduler_proc.computing.model.parameters import Parameter
+from scheduler_proc.computing.model.span_rows import SpanRows
 from scheduler_proc.computing.model.workspace import Activations, LayerRows
 from scheduler_proc.computing.step.rows import StepRows
 
@@ -35,6 +36,8 @@ class Stream:
     rows: StepRows
     inputs: Tensor | None = None
     """[T, values of all layers]: further inputs of single layers."""
+    span_rows: SpanRows | None = None
+    """The rows of the step's spans, parts of which are added after some layers."""
 
 
 def layer_parameters(name: str, layer: LayerDescription, hidden_size: int) -> list[Parameter]:

@@ -31,13 +31,15 @@ class Norm:
         self._bias_E = None
         if norm.kind == "layer":
             self._bias_E = pop_tensor(weights, f"{name}.bias") if norm.has_bias else torch.zeros_like(self.weight_E)
-        self._eps, self._replaces_stream = norm.eps, norm.replaces_stream
+        self._eps, self._replaces_stream, self._only_scales = norm.eps, norm.replaces_stream, norm.kind == "scale"
 
     def __call__(self, residual_TE: Tensor, update_TE: Tensor | None, out_TE: Tensor | None) -> Tensor:
         """Adds the update to the residual stream in place; returns the norm of the sum, in `out_TE` if given.
 
         A norm that replaces the stream returns the stream.
         """
+        if self._only_scales:
+            return residual_TE.mul_(self.weight_E)
         out_TE = residual_TE if self._replaces_stream else out_TE
         if self._bias_E is None:
             normed_TE = rms_norm(residual_TE, self.weight_E, self._eps, update_TE, out_TE)

@@ -1,7 +1,7 @@
 """What every model family provides: its architectures, its configuration and its weight names in our terms."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -10,6 +10,11 @@ from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.parameters import Shape
 
 HEAD_NAME = "lm_head.weight"
+TOWERS = re.compile(
+    r"(model\.)?(visual|vision_(tower|model|encoder)|audio_tower|embed_(vision|audio)|multi_modal_projector|connector|"
+    r"mlp1|image_newline)(\..*)?"
+)
+"""Names of tensors of what makes rows of images and sounds."""
 
 
 @dataclass(frozen=True)
@@ -18,8 +23,9 @@ class Stack:
     their biases.
 
     It may also be one matrix, of all groups one after another. Each group has equally many parts, one after another
-    from `first_row` on, of which it has each `step`-th row. `is_transposed`: plain numbers are [groups, columns, rows];
-    blocks never are. `num_turned`: if not 0, the first so many rows of a group are the columns of its part.
+    from `first_row` on, of which it has each `step`-th row. `is_transposed`: plain numbers are [groups, columns, rows],
+    unless their shape shows that they are not; blocks never are. `num_turned`: if not 0, the first so
+    many rows of a group are the columns of its part.
     """
 
     name: str
@@ -28,6 +34,10 @@ class Stack:
     step: int = 1
     is_transposed: bool = False
     num_turned: int = 0
+
+    def is_transposed_in(self, shape: Sequence[int]) -> bool:
+        """True if a tensor of plain numbers with this shape is transposed."""
+        return self.is_transposed and (tuple(shape) != self.shape or self.shape[1] == self.shape[2])
 
 
 class Parts(NamedTuple):
@@ -42,16 +52,19 @@ ONE_PART = Parts(1, 0)
 
 @dataclass(frozen=True)
 class InterleavedHeads:
-    """Heads in which neighbouring rows are rotated together in the checkpoint, where we rotate halves; their rotated
-    rows are the first ones, or those from `first` on."""
+    """Heads in which neighbours of `unit` rows each are rotated together in the checkpoint, where we rotate halves;
+    their rotated rows are the first ones, or those from `first` on."""
 
     num_heads: int
     num_rotated: int
+    unit: int = 1
     first: int = 0
 
 
 RowFactors = tuple[tuple[float, int], ...]
 """Factors, and how many rows each multiplies, one after another. The rows become plain numbers."""
+
+Change = Literal["transposed", "reshaped", "channels_last"] | InterleavedHeads | RowFactors | None
 
 
 @dataclass(frozen=True)
@@ -61,7 +74,8 @@ class Source:
     `name` is that of a tensor, and `shape` its shape; `{}` in it is the number of a part, of which each is a tensor. It
     is empty if only a stack has the rows. `others` are looked for where `name` is absent: of two tied tensors a
     checkpoint may hold either, and it may have the parts in a stack. `change`: how the rows differ from ours;
-    transposed ones are [in, out] in the checkpoint where we have [out, in].
+    transposed ones are [in, out] in the checkpoint where we have [out, in], those with `channels_last` have pixel after
+    pixel where we have channel after channel, reshaped ones have any shape of as many values.
     """
 
     name: str
@@ -70,7 +84,7 @@ class Source:
     first_row: int = 0
     others: tuple[str | Stack, ...] = ()
     parts: Parts = ONE_PART
-    change: Literal["transposed"] | InterleavedHeads | RowFactors | None = None
+    change: Change = None
 
     @property
     def num_rows(self) -> int:
@@ -105,26 +119,39 @@ class StoredSource(NamedTuple):
 
 
 Describe = Callable[[HfConfig, int], ModelDescription]
-ListSources = Callable[[ModelDescription], list[Source]]
+ListSources = Callable[[Any], list[Source]]
+"""Its argument is what `Describe` returns, or the `TowerDescription` of a vision tower."""
 
 
-@dataclass(frozen=True)
-class Family:
+@dataclass(frozen=True, kw_only=True)
+class TensorNames:
+    """The names of tensors in a checkpoint. `prefix` begins names in one of the whole model, but not of the bare
+    decoder. `ignored` matches names that may be present but are not needed."""
+
+    list_sources: ListSources
+    prefix: str
+    ignored: re.Pattern[str]
+
+    def ignores(self, name: str) -> bool:
+        return self.ignored.fullmatch(name) is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family(TensorNames):
     """A model family.
 
     `model_types` decide if config.json gives no architecture. `describe` raises `BootError` for an unsupported model;
-    its arguments are config.json and the longest context to serve, in tokens. `prefix` begins names in a checkpoint
-    of the whole model, but not of the bare decoder. `ignored` matches names that may be present but are not needed.
-    `can_have_mtp`: `list_sources` knows the tensors of a head of multi-token prediction.
+    its arguments are config.json and the longest context to serve, in tokens. `can_have_mtp`: `list_sources` knows the
+    tensors of a head of multi-token prediction.
     """
 
     architectures: tuple[str, ...]
     model_types: tuple[str, ...]
     describe: Describe
-    list_sources: ListSources
-    prefix: str
-    ignored: re.Pattern[str]
     can_have_mtp: bool = False
+
+    def ignores(self, name: str) -> bool:
+        return super().ignores(name) or TOWERS.fullmatch(name) is not None
 
     def like(
         self,

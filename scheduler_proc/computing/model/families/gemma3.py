@@ -1,8 +1,10 @@
 """Gemma 3, models of text: Gemma 2 with norms of heads in place of caps, and another rope in layers with a window."""
 
+from dataclasses import replace
+
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
-from scheduler_proc.computing.model.families import gemma2
+from scheduler_proc.computing.model.families import gemma2, llama
 from scheduler_proc.computing.model.families.headless import bidirectional
 from scheduler_proc.computing.model.families.layer_kinds import read_ropes
 
@@ -31,7 +33,9 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
         own = {"use_bidirectional_attention": False, "sliding_window": hf_config.count("sliding_window") // 2 + 1}
         hf_config = hf_config.overridden(HfConfig(own))
     model = gemma2.describe_gemma(hf_config, max_model_len, read_ropes(hf_config), period=6, has_qk_norm=True)
-    return bidirectional(model) if is_encoder else model
+    if is_encoder:
+        return bidirectional(model)
+    return replace(model, layers=tuple(llama.with_attention(layer, sees_spans=True) for layer in model.layers))
 
 
 FAMILY = gemma2.FAMILY.like("Gemma3ForCausalLM", "gemma3_text", describe)

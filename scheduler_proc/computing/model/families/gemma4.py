@@ -72,6 +72,7 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
         embedding_scale=norm.size**0.5,
         rounds_embedding_scale=True,
         logit_softcap=hf_config.optional_number("final_logit_softcapping"),
+        padding_id=hf_config.count("pad_token_id", 0, most=model.vocab_size - 1, least=0),
     )
 
 
@@ -100,8 +101,9 @@ def _describe_attentions(hf_config: HfConfig, max_model_len: int) -> list[Attent
     attention = llama.describe_attention(hf_config, has_qkv_bias=has_bias, has_out_bias=has_bias, has_qk_norm=True)
     attention = replace(attention, scale=1.0, norms_values=True)
     window = llama.fit_window(hf_config.count("sliding_window"), max_model_len)
+    sees_spans = hf_config.text("use_bidirectional_attention", "") == "vision"
     of_kind = {
-        WINDOW: replace(attention, rope=ropes[WINDOW], window=window),
+        WINDOW: replace(attention, rope=ropes[WINDOW], window=window, sees_spans=sees_spans),
         WHOLE_CONTEXT: replace(
             attention, rope=ropes[WHOLE_CONTEXT], shares_kv_weight=hf_config.flag("attention_k_eq_v", False)
         ),
@@ -197,7 +199,6 @@ def _attention_sources(name: str, layer: str, attention: AttentionDescription, h
     return sources
 
 
-ENCODERS = r"(model\.)?(vision_tower|audio_tower|embed_vision|embed_audio|multi_modal_projector)\..*"
 SHARED = r"(model\.)?layers\.\d+\.self_attn\.([kv]_proj|[kv]_norm)\..*"
 """Layers that read other layers' K and V may have weights of their own in a checkpoint."""
 
@@ -206,5 +207,5 @@ FAMILY = llama.FAMILY.like(
     "gemma4_text",
     describe,
     list_sources,
-    ignored=re.compile(f"{ENCODERS}|{SHARED}|lm_head\\.weight"),
+    ignored=re.compile(f"{SHARED}|lm_head\\.weight"),
 )

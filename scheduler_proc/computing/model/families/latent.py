@@ -66,7 +66,7 @@ def attention_sources(name: str, layer: str, attention: LatentAttentionDescripti
     latents = f"{name}.kv_a_proj_with_mqa", f"{layer}.latent", attention.latent_size, hidden
     interleaved = [(queries, num_heads, plain), (linear_sources(*latents, has_bias), 1, rank)]
     for its_sources, heads, first in interleaved:
-        order = InterleavedHeads(heads, attention.rotated_dim, first) if attention.has_neighbour_pairs else None
+        order = InterleavedHeads(heads, attention.rotated_dim, first=first) if attention.has_neighbour_pairs else None
         sources += [replace(source, change=order) for source in its_sources]
     both = Stack(f"{name}.kv_b_proj.weight", (num_heads, plain + value, rank))
     for kind, shape, ours in (

@@ -3,12 +3,17 @@
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import llama, qwen3_next
+from scheduler_proc.computing.model.families.rope import with_axes
+
+SECTIONS = 11, 11, 10
+"""Of positions with three axes, by default."""
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hf_config = qwen3_next.DEFAULTS.overridden(hf_config)
     num_layers = hf_config.count("num_hidden_layers", most=MAX_LAYERS)
-    return qwen3_next.describe_hybrid(hf_config, [llama.describe_dense_mlp(hf_config)] * num_layers)
+    model = qwen3_next.describe_hybrid(hf_config, [llama.describe_dense_mlp(hf_config)] * num_layers)
+    return with_axes(model, hf_config, SECTIONS, is_interleaved=True)
 
 
 FAMILY = qwen3_next.FAMILY.like("Qwen3_5ForCausalLM", "qwen3_5_text", describe)

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
-from scheduler_proc.computing.model.families import qwen2_moe, qwen3_next
+from scheduler_proc.computing.model.families import qwen2_moe, qwen3_5, qwen3_next
+from scheduler_proc.computing.model.families.rope import with_axes
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
@@ -12,7 +13,8 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hf_config.choice("hidden_act", ["silu"], "silu")
     experts = replace(qwen2_moe.describe_experts(hf_config), is_renormalized=True)
     num_layers = hf_config.count("num_hidden_layers", most=MAX_LAYERS)
-    return qwen3_next.describe_hybrid(hf_config, [experts] * num_layers)
+    model = qwen3_next.describe_hybrid(hf_config, [experts] * num_layers)
+    return with_axes(model, hf_config, qwen3_5.SECTIONS, is_interleaved=True)
 
 
 FAMILY = qwen3_next.FAMILY.like("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", describe)

@@ -148,6 +148,6 @@ FAMILY = llama.FAMILY.like(
     "qwen3_next",
     describe,
     list_sources,
-    ignored=re.compile(r"(model\.)?visual\..*|lm_head\.weight|mtp\..*"),
+    ignored=re.compile(r"lm_head\.weight|mtp\..*"),
     can_have_mtp=True,
 )

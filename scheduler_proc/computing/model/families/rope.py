@@ -1,11 +1,14 @@
 """Rotary positions as config.json describes them, in both spellings: transformers 4's and 5's."""
 
 import math
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.model.description import RopeDescription
+from scheduler_proc.computing.model.attention_description import AttentionDescription
+from scheduler_proc.computing.model.description import NUM_AXES, MixerDescription, ModelDescription, RopeDescription
 
 ORIGINAL = "original_max_position_embeddings"
 
@@ -21,6 +24,8 @@ def read_rope_parameters(parameters: HfConfig, hf_config: HfConfig) -> RopeDescr
     kind = parameters.text("rope_type", parameters.text("type", "default"))
     if kind == "su" or (kind == "yarn" and parameters.numbers("long_factor")):
         kind = "longrope"  # as the first checkpoints of Phi-3 call it
+    if kind == "mrope":  # as the first checkpoints of Qwen2-VL call positions with three axes: see `with_axes`
+        kind = "default"
     if kind not in SCALINGS:
         raise parameters.refuse("rope_type", kind, f"supported are {', '.join(SCALINGS)}")
     part = "partial_rotary_factor"
@@ -29,6 +34,38 @@ def read_rope_parameters(parameters: HfConfig, hf_config: HfConfig) -> RopeDescr
         raise parameters.refuse("rope_theta", theta, "it must be greater than 1")
     rope = RopeDescription(theta=theta, part=parameters.number(part, hf_config.number(part, 1.0)))
     return SCALINGS[kind](rope, parameters, hf_config)
+
+
+def with_axes(
+    model: ModelDescription, hf_config: HfConfig, default: Sequence[int], *, is_interleaved: bool
+) -> ModelDescription:
+    """Returns the model, whose attention is rotated by positions with three axes, as `mrope_section` divides them.
+
+    The sections follow one another or, if `is_interleaved`, those of lines and columns are each third pair of values
+    from the second and the third one on, and the others are of time.
+    """
+    parameters = hf_config.section("rope_parameters") or hf_config.section("rope_scaling") or HfConfig({})
+    sections = parameters.indices("mrope_section") or list(default)
+    if len(sections) != NUM_AXES:
+        raise parameters.refuse("mrope_section", sections, f"there must be {NUM_AXES} sections")
+
+    def find_axis(pair: int) -> int:
+        if is_interleaved:
+            return pair % NUM_AXES if pair < NUM_AXES * sections[pair % NUM_AXES] else 0
+        return bisect_right(list(accumulate(sections)), pair)
+
+    def with_rope(mixer: MixerDescription) -> MixerDescription:
+        if not isinstance(mixer, AttentionDescription) or mixer.rope is None:
+            return mixer
+        num_pairs = mixer.num_rotated // 2
+        if not is_interleaved and sum(sections) != num_pairs:
+            raise parameters.refuse("mrope_section", sections, f"their sum must be {num_pairs}")
+        return replace(mixer, rope=replace(mixer.rope, axes=tuple(map(find_axis, range(num_pairs)))))
+
+    return replace(
+        model,
+        layers=tuple(replace(layer, mixers=tuple(map(with_rope, layer.mixers))) for layer in model.layers),
+    )
 
 
 def _read_default(rope: RopeDescription, parameters: HfConfig, hf_config: HfConfig) -> RopeDescription:

@@ -383,6 +383,6 @@ def test_documents_and_search_results_reach_the_model(reader: FrontendRun):
         asked, _, answered = json.loads(message.chat.messages)
         texts = "T\n\none\n\nS\ns\n\ntwo"
         assert asked["content"] == texts
-        assert answered["content"].startswith(f"{texts}\n\n[This is no text")
+        assert answered["content"].startswith(f"{texts}\n\n[This is left out")
         play(reader, message)
         call.json()

@@ -204,7 +204,7 @@ def test_tools_that_shall_not_be_used_are_taken(server: FrontendRun):
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
             "messages",
-            "messages[0].content[0]: a part of type 'image_url' is not supported",
+            "messages[0].content[0]: image input is not supported by this model",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages", "content[0].text must be"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "cannot both"),

@@ -1,4 +1,5 @@
 import pytest
+from msgspec import UNSET
 
 from frontend.api.openai.usage import usage_of, usage_so_far
 from frontend.requests.generation import Generation
@@ -26,6 +27,17 @@ def test_a_prompt_counts_once_with_what_was_cached_for_any_of_its_choices(num_ch
     for generation, cached, output in zip(generations, (0, 16, 32, 16), (1, 2, 3, 4), strict=True):
         generation.finish(final(generation.message, usage=Usage(10, cached, output)))
     assert counts(generations, num_choices) == expected
+
+
+def test_the_tokens_of_images_are_part_of_the_prompt_and_absent_without_images():
+    generations = [make(index) for index in range(2)]
+    for generation, num_image_tokens in zip(generations, (0, 64), strict=True):
+        generation.finish(final(generation.message, usage=Usage(100, 0, 1, num_image_tokens)))
+        details = usage_of([generation], 1).prompt_tokens_details
+        assert details.image_tokens == (num_image_tokens or UNSET)
+        assert usage_so_far(generation, is_last=True).prompt_tokens_details == details
+    assert usage_of(generations, 1).prompt_tokens_details.image_tokens == 64
+    assert usage_of(generations, 1).prompt_tokens == 200
 
 
 def so_far(generation: Generation, *, is_last: bool = False) -> Counts:

@@ -131,6 +131,10 @@ def test_a_request_passes_its_stages_and_stays_known(server: FrontendRun):
         "needs up to 12 pages, and the first request in the queue 12; 3 are free and 40 could be evicted, of which 35 "
         "are reserved for the 7 running rows; 7 requests are ahead of it; at the measured rate about 1."
     )
+    watched.report(waiting=WaitingRow(watched.uid, 0, queued_ns, 0, 12, lacks="encoding"))
+    shown = watched.wait_for("encode")
+    assert (shown["state"], shown["waits"]["reason"]) == ("waiting", "encoding")
+    assert "its images are being encoded" in shown["waits"]["text"]
     watched.report(chunks=ChunkRow(watched.uid, 0, queued_ns, 0, 16, 17))
     shown = watched.wait_for("prefill")
     assert shown["waits"] is None
@@ -144,8 +148,8 @@ def test_a_request_passes_its_stages_and_stays_known(server: FrontendRun):
     wait_until(lambda: watched.shown()["state"] == "finished")
     shown = watched.shown()
     assert (shown["finish_reason"], shown["stage"], shown["waits"]) == ("stop", None, None)
-    expected = ["accept", "tokenizer_queue", "tokenize", "scheduler_inbox", "queue", "prefill", "decode", "detokenize"]
-    assert stages_of(shown) == [*expected, "deliver", "send"]
+    expected = ["accept", "tokenizer_queue", "tokenize", "scheduler_inbox", "queue", "encode", "prefill", "decode"]
+    assert stages_of(shown) == [*expected, "detokenize", "deliver", "send"]
     check_sums(shown)
 
 

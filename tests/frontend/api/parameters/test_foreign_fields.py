@@ -36,7 +36,7 @@ def test_every_endpoint_takes_them(server: FrontendRun, path: str, name: str):
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("name", ["structural_tag", "format", "images", "lora_path"])
+@pytest.mark.parametrize("name", ["structural_tag", "format", "image_data", "lora_path"])
 def test_what_the_answer_must_be_like_is_refused_and_not_dropped(server: FrontendRun, path: str, name: str):
     reply = server.client.post(path, json={**good(path), name: "x"})
     assert reply.status_code == 400

@@ -21,7 +21,8 @@ from frontend.api.parameters.sampling import (
 )
 from messages.columns import pack_float32, pack_int32
 from messages.errors import RequestError
-from messages.ring.requests import Dry, SamplingParams
+from messages.ring.dry import Dry
+from messages.ring.requests import SamplingParams
 from tests.frontend.frontend_run import FACTS
 
 

@@ -21,7 +21,7 @@ def _launch_of(shape: ModelShape, cached: torch.dtype) -> Launch:
 
 SIGNATURE = (
     dict.fromkeys(("query", "keys", "values", "key_scales", "value_scales", "out"), "*bf16:16")
-    | dict.fromkeys(("page_tables", "context_lens", "tiles"), "*i32:16")
+    | dict.fromkeys(("page_tables", "context_lens", "tiles", "last_keys"), "*i32:16")
     | dict.fromkeys(("partials", "maxima", "sums", "sinks"), "*fp32:16")
     | {"scale_log2": "fp32", "cap_log2": "fp32", "query_stride": "i32:16", "table_stride": "i32"}
 )
@@ -39,6 +39,7 @@ _CASES = {
             "WINDOW": 0,
             "HAS_CAP": False,
             "HAS_SINKS": False,
+            "HAS_LAST_KEYS": False,
             "SPLIT": 0,
         },
         launch=_launch_of(shape, torch.bfloat16),
@@ -53,6 +54,7 @@ _CASES = {
 COMPILE_CASES = (
     *_CASES.values(),
     with_options(_CASES["Qwen3-0.6B"], 255, WINDOW=128, HAS_CAP=True, HAS_SINKS=True),
+    with_options(_CASES["heads of 256"], 255, WINDOW=1024, HAS_LAST_KEYS=True),
     *(
         with_codes(
             _CASES[model],

@@ -31,6 +31,7 @@ _CASES = {
             "WINDOW": 0,
             "HAS_CAP": False,
             "HAS_SINKS": False,
+            "HAS_LAST_KEYS": False,
             "SPLIT": SPLIT_KEYS,
         },
         launch=_launch_of(shape, torch.bfloat16),

@@ -17,7 +17,8 @@ from messages.errors import BootError
 from scheduler_proc.computing.hf_config import read_hf_config
 from scheduler_proc.computing.loading import formats
 from scheduler_proc.computing.loading.checkpoint import open_checkpoint
-from scheduler_proc.computing.loading.weights import has_own_head, load_weights, make_dummy_weights
+from scheduler_proc.computing.loading.tied_head import has_own_head
+from scheduler_proc.computing.loading.weights import load_weights, make_dummy_weights
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.sharding import Shard

@@ -71,19 +71,31 @@ def test_limits_follow_from_the_model_and_its_role() -> None:
     config: Any = SimpleNamespace(
         cache=cache, facts=SimpleNamespace(max_model_len=256), model=SimpleNamespace(num_lora_slots=2)
     )
-    model = SimpleNamespace(mixers=[SimpleNamespace(window=32, cache=True)], has_states=True, num_token_types=2)
-    tested = {"windows", "states", "kept_hidden", "adapters", "token_types"}
-    assert limits_with().of_model(config, model, "main").features & tested == tested - {"kept_hidden"}
+    model = SimpleNamespace(
+        mixers=[SimpleNamespace(window=32, cache=True)],
+        has_states=True,
+        num_token_types=2,
+        has_axes=False,
+        sees_spans=True,
+    )
+    tested = {"windows", "states", "kept_hidden", "adapters", "token_types", "axes"}
+    assert limits_with().of_model(config, model, "main").features & tested == tested - {"kept_hidden", "axes"}
     assert limits_with().of_model(config, model, "mtp").features & tested == {"kept_hidden"}
     with pytest.raises(BootError, match="recurrent layers"):
         limits_with().of_model(config, model, "draft")
     cache.kv_disk = "/tier"
     with pytest.raises(BootError, match="layers with a window"):
         limits_with().of_model(config, model, "main")
-    plain = SimpleNamespace(mixers=[SimpleNamespace(window=None, cache=True)], has_states=False, num_token_types=1)
-    assert limits_with().of_model(config, plain, "draft").features & tested == set()
+    plain = SimpleNamespace(
+        mixers=[SimpleNamespace(window=None, cache=True)],
+        has_states=False,
+        num_token_types=1,
+        has_axes=True,
+        sees_spans=False,
+    )
+    assert limits_with().of_model(config, plain, "draft").features & tested == {"axes"}
     config.model.num_lora_slots = 0
-    assert limits_with().of_model(config, plain, "main").features & tested == set()
+    assert limits_with().of_model(config, plain, "main").features & tested == {"axes"}
 
 
 def test_features_are_narrowed_to_the_tokens_that_go_to_the_head() -> None:

@@ -1,10 +1,13 @@
 """The message about a step for the detokenizer."""
 
+from msgspec.structs import replace
+
 from messages.columns import unpack_int32, unpack_int64
+from messages.ring.spans import DIGEST_BYTES, PromptSpan
 from messages.ring.steps import LogprobColumns
 from scheduler_proc.deciding.requests import Limits, PendingReq
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
-from scheduler_proc.deciding.rows.delivery import Delivery
+from scheduler_proc.deciding.rows.delivery import Delivery, usage_of
 from tests.scheduler_proc.clients import user_msg
 from tests.scheduler_proc.deciding.sampling.test_logprob_columns import columns
 
@@ -41,3 +44,10 @@ def test_logprobs_are_those_of_tokens_and_a_row_without_tokens_is_left_out():
     assert list(unpack_int32(message.logprob_entries)) == [1, 2, 3, 6]
     assert isinstance(message.logprobs, LogprobColumns)
     assert message.logprobs.token_ids == parts[0].token_ids + parts[1].token_ids
+
+
+def test_usage_counts_the_tokens_of_images_and_not_those_of_given_vectors():
+    digest = bytes(DIGEST_BYTES)
+    spans = (PromptSpan(1, 4, digest, "image", 0), PromptSpan(6, 2, digest), PromptSpan(8, 1, digest, "image", 1))
+    message = replace(user_msg(4, [0] * 10), spans=spans)
+    assert usage_of(PendingReq(message, LIMITS, 1)).image_tokens == 5

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messages.columns import pack_int32
-from messages.ring.requests import Dry
+from messages.ring.dry import Dry
 from scheduler_proc.deciding.sampling.dry import MAX_PENALTY, DryPenalty
 
 IDS = st.lists(st.integers(0, 3), min_size=1, max_size=40)

@@ -44,6 +44,10 @@ def of(architecture: str, **fields: Any) -> Fields:
     return {"architectures": [f"{architecture}ForCausalLM"], "tie_word_embeddings": False, **fields}
 
 
+def of_images(architecture: str, **fields: Any) -> Fields:
+    return of(architecture, **fields) | {"architectures": [f"{architecture}ForConditionalGeneration"]}
+
+
 TIED: Fields = {"tie_word_embeddings": True}
 LLAMA3: Fields = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 8192}
@@ -77,6 +81,12 @@ def expert_sizes(size: int) -> Fields:
     return {"moe_intermediate_size": size, "shared_expert_intermediate_size": size}
 
 
+QWEN2_VL_ROPE: Fields = {"type": "mrope", "mrope_section": [16, 24, 24]}
+QWEN3_VL_ROPE: Fields = {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}
+QWEN2_VL = of_images("Qwen2VL", rope_theta=1e6, rope_scaling=QWEN2_VL_ROPE, **UNUSED_WINDOW)
+QWEN2_5_VL = QWEN2_VL | of_images("Qwen2_5_VL")
+QWEN3_VL = of_images("Qwen3VL", rope_theta=5e6, rope_scaling=QWEN3_VL_ROPE, head_dim=128)
+QWEN3_VL_MOE = QWEN3_VL | of_images("Qwen3VLMoe", num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768)
 LFM2 = of("Lfm2", rope_theta=1e6, full_attn_idxs=[2, 5, 8, 10, 12, 14], norm_eps=1e-5, conv_L_cache=3, **TIED)
 LFM2_MOE = of("Lfm2Moe", rope_theta=1e6, moe_intermediate_size=1792, num_experts=32, num_experts_per_tok=4, **TIED)
 LFM2_MOE |= {"layer_types": ["full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv" for i in range(24)]}
@@ -272,6 +282,10 @@ REAL = {
     "Qwen3 235B-A22B": Real(
         235.1, (4096, 12288, 94, 64, 4, 151936), QWEN3_MOE | {"moe_intermediate_size": 1536}, 40960
     ),
+    "Qwen2-VL 2B": Real(1.544, (1536, 8960, 28, 12, 2, 151936), QWEN2_VL | TIED, 32768),
+    "Qwen2.5-VL 3B": Real(3.086, (2048, 11008, 36, 16, 2, 151936), QWEN2_5_VL | TIED, 128000),
+    "Qwen3-VL 4B": Real(4.022, (2560, 9728, 36, 32, 8, 151936), QWEN3_VL | TIED, 262144),
+    "Qwen3-VL 30B-A3B": Real(30.53, (2048, 6144, 48, 32, 4, 151936), QWEN3_VL_MOE, 262144),
     "Qwen3.5 0.8B": Real(
         0.752, (1024, 3584, 24, 8, 2, 248320), QWEN3_5 | TIED | {"linear_num_value_heads": 16}, 262144, num_recurrent=18
     ),
@@ -473,6 +487,9 @@ REFUSED: dict[str, tuple[Fields, str]] = {
     "Gemma 2B": (of("Gemma"), "names GemmaForCausalLM, which is not supported"),
     "Phi-3-small": (of("Phi3Small"), "names Phi3SmallForCausalLM, which is not supported"),
     "Phi-3.5-MoE": (of("PhiMoE"), "names PhiMoEForCausalLM, which is not supported"),
-    "Qwen2-VL": ({"architectures": ["Qwen2VLForConditionalGeneration"]}, "a model of images and text.*not supported"),
+    "DeepSeek-VL": (
+        {"architectures": ["DeepseekVLForConditionalGeneration"]},
+        "a model of images and text.*not supported",
+    ),
 }
 """Popular checkpoints that cannot be served, and the reason that is given."""

@@ -28,7 +28,7 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones() -> None:
     ("architecture", "kind"),
     [
         ("Qwen2AudioForConditionalGeneration", "a model of sound and text"),
-        ("Qwen2VLForConditionalGeneration", "a model of images and text"),
+        ("DeepseekVLForConditionalGeneration", "a model of images and text"),
     ],
 )
 def test_a_refusal_reports_what_kind_of_model_it_is(architecture: str, kind: str) -> None:

@@ -1,6 +1,7 @@
 """The language model of a checkpoint of images and text, served alone: its logits are transformers' without images."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,58 @@ def qwen3_5_moe() -> transformers.PreTrainedConfig:
     return transformers.Qwen3_5MoeConfig(text_config={**TEXT, **HYBRID}, vision_config=encoder)
 
 
+def of_text(name: str, **text: Any) -> Callable[[], transformers.PreTrainedConfig]:
+    """Returns what makes the config of a model whose language model has these fields, with the smallest encoder."""
+
+    def make() -> transformers.PreTrainedConfig:
+        kind = getattr(transformers, f"{name}Config")
+        encoders = {
+            "Idefics3": "idefics3_vision",
+            "SmolVLM": "smolvlm_vision",
+            "InternVL": "internvl_vision",
+            "Lfm2Vl": "siglip2_vision_model",
+        }
+        encoder = {
+            **VISION,
+            "model_type": encoders.get(name, "siglip2_vision_model" if name == "Lfm2Vl" else "clip_vision_model"),
+        }
+        if name.startswith("Qwen"):
+            encoder = {**ENCODER, "out_hidden_size": 64, "num_position_embeddings": 16}
+        return kind(
+            text_config={**TEXT, **text},
+            vision_config=encoder,
+            **({"vision_feature_layer": -1} if "Llava" in name else {}),
+        )
+
+    make.__name__ = f"{name}-{text.get('model_type', '')}"
+    return make
+
+
+AXES = {"rope_type": "default", "mrope_section": [4, 4, 4], "rope_theta": 1e6}
+OTHERS = [
+    of_text("SmolVLM", model_type="llama"),
+    of_text("Idefics3", model_type="llama"),
+    of_text("Qwen2VL", rope_parameters=AXES | {"mrope_section": [2, 3, 3]}, head_dim=16),
+    of_text("Qwen2_5_VL", rope_parameters=AXES | {"mrope_section": [2, 3, 3]}, head_dim=16),
+    of_text("Qwen3VL", rope_parameters=AXES),
+    of_text(
+        "Qwen3VLMoe",
+        tie_word_embeddings=False,
+        rope_parameters=AXES,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=40,
+    ),
+    of_text("InternVL", model_type="qwen2"),
+    of_text("InternVL", model_type="qwen3"),
+    of_text("Llava", model_type="llama"),
+    of_text("Llava", model_type="mistral"),
+    of_text("LlavaNext", model_type="granite", attention_multiplier=0.125),
+    of_text("LlavaOnevision", model_type="qwen2"),
+    of_text("Lfm2Vl", model_type="lfm2", full_attn_idxs=[1], block_multiple_of=32),
+]
+
+
 def build(path: Path, config: transformers.PreTrainedConfig) -> Any:
     """Writes a random checkpoint and returns its float32 model."""
     model: Any = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
@@ -100,7 +153,7 @@ def build(path: Path, config: transformers.PreTrainedConfig) -> Any:
     return model
 
 
-@pytest.mark.parametrize("make", [gemma3, gemma4, small3, ministral3, qwen3_5, qwen3_5_moe])
+@pytest.mark.parametrize("make", [gemma3, gemma4, small3, ministral3, qwen3_5, qwen3_5_moe, *OTHERS])
 def test_logits_are_those_of_the_whole_model(tmp_path: Path, make: Any) -> None:
     model = build(tmp_path, make())
     with torch.inference_mode():

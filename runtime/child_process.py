@@ -78,12 +78,12 @@ class ChildProcess:
 
 
 class RestartedChild:
-    """A child process that is replaced if it ends. `greeting` is the first frame that each one gets.
+    """A child process that is replaced if it ends. `greeting` is the first frame that each one gets, if there is one.
 
     `limit_signal` is the signal that ends a child when it exceeds its CPU limit.
     """
 
-    def __init__(self, module: str, *arguments: str, greeting: bytes, limit_signal: int):
+    def __init__(self, module: str, *arguments: str, limit_signal: int, greeting: bytes = b""):
         self._command = module, *arguments
         self._greeting = greeting
         self._limit_signal = limit_signal
@@ -98,7 +98,8 @@ class RestartedChild:
         """Starts the child now instead of at the first `ask`."""
         self._process = ChildProcess(*self._command)
         with contextlib.suppress(BrokenPipeError):
-            self._process.send(self._greeting)
+            if self._greeting:
+                self._process.send(self._greeting)
         return self._process
 
     def ask(self, frame: bytes, timeout_s: float) -> bytes:
@@ -132,6 +133,13 @@ def lower_limit(kind: int, value: int) -> None:
     """Sets a soft limit of this process to `value`, or to its hard limit if that is less; the hard one is kept."""
     _, hard = resource.getrlimit(kind)
     resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
+def limit_added_memory(num_bytes: int) -> None:
+    """Limits this process to `num_bytes` more memory than it has now (Linux only)."""
+    with contextlib.suppress(OSError):
+        num_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        lower_limit(resource.RLIMIT_AS, num_pages * resource.getpagesize() + num_bytes)
 
 
 def open_pipes() -> tuple[IO[bytes], IO[bytes]]:

@@ -1,0 +1,1 @@
+"""How images become tokens, by family: sizes and texts, without pixels."""

@@ -1,0 +1,115 @@
+"""What the rules of all families share. A rule is read from a model's files once; processes pass it on as JSON."""
+
+from collections.abc import Mapping
+from typing import Any, Self, TypeVar, cast
+
+import msgspec
+
+from runtime.images.layout import Budget, Filter, Layout, Size
+
+T = TypeVar("T")
+
+
+class UnsupportedError(ValueError):
+    """The model prepares images in a way that is not supported."""
+
+
+Fields = Mapping[str, Any]
+
+FILTERS: dict[int, Filter] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
+"""Pillow's numbers, which image processors call `resample`."""
+
+MAX_SIDE = 1 << 15
+"""Pixels: the maximum of a side that a model's files may request."""
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """An `ImageRule` with the fields that decide its layouts. `part`: `marker` with all that a chat template writes for
+    an image, for prompts without a template. A pixel from 0 to 1 becomes (pixel - mean) / std."""
+
+    marker: str
+    placeholder: str
+    part: str
+    image_mean: tuple[float, float, float]
+    image_std: tuple[float, float, float]
+    filter: Filter
+    hidden_size: int
+    """Numbers of a row of the decoder's embedding."""
+
+    @classmethod
+    def read(cls, processor: Fields, config: Fields) -> Self:
+        """Returns the rule of a model from the fields of its processor's files and of its whole config.json.
+
+        `config` has the `hidden_size` of the decoder at its top.
+
+        Raises `ValueError` for fields that are wrong or not supported.
+        """
+        raise NotImplementedError
+
+    @property
+    def row_width(self) -> int:
+        """Numbers of a row of an encoding."""
+        return self.hidden_size
+
+    @property
+    def has_axes(self) -> bool:
+        return False
+
+    @property
+    def is_two_way(self) -> bool:
+        return False
+
+    def marker_in(self, template: str) -> str:
+        """Returns the marker that this chat template writes."""
+        return self.marker
+
+    def limit(self, budget: Budget, num_images: int) -> Budget:
+        return budget
+
+    def layout(self, size: Size, budget: Budget, num_images: int) -> Layout:
+        raise NotImplementedError
+
+    def text(self, layout: Layout) -> str:
+        return self.placeholder * layout.num_tokens
+
+
+def shared_fields(processor: Fields, config: Fields) -> dict[str, Any]:
+    """Returns the fields of `Rule` that all families read in the same way."""
+    resample = field(processor, "resample", int)
+    if resample not in FILTERS:
+        raise ValueError(f"resample {resample} is not supported, only {', '.join(map(str, FILTERS))}")
+    is_normalized = processor.get("do_normalize", True)
+    return {
+        "image_mean": field(processor, "image_mean", tuple[float, float, float]) if is_normalized else (0.0,) * 3,
+        "image_std": field(processor, "image_std", tuple[float, float, float]) if is_normalized else (1.0,) * 3,
+        "filter": FILTERS[resample],
+        "hidden_size": count(config, "hidden_size"),
+    }
+
+
+def text_config(config: Fields) -> Fields:
+    """Returns the decoder's fields of a config.json."""
+    return next((config[name] for name in ("text_config", "llm_config") if isinstance(config.get(name), dict)), config)
+
+
+def field(fields: Fields, path: str, kind: type[T], default: T | None = None) -> T:
+    """Returns the value at a path such as `size.longest_edge`. Raises `ValueError` if it is missing or no `kind`."""
+    value: Any = fields
+    for name in path.split("."):
+        value = cast("Fields", value).get(name) if isinstance(value, Mapping) else None
+    if value is None:
+        if default is None:
+            raise ValueError(f"{path} is missing")
+        return default
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def count(fields: Fields, path: str, default: int | None = None) -> int:
+    """Returns the positive whole number at a path. Raises `ValueError`."""
+    number = field(fields, path, int, default)
+    if not 1 <= number <= MAX_SIDE**2:
+        raise ValueError(f"{path} is {number}, not a number from 1 to {MAX_SIDE**2}")
+    return number

@@ -1,0 +1,1 @@
+"""Vision towers: from the views of an image to the rows that replace the embeddings of its placeholders."""

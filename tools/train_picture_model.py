@@ -1,0 +1,397 @@
+"""Trains a small model of Idefics3's layout that answers questions about drawn pictures, and writes it.
+
+    python -m tools.train_picture_model OUT
+
+The pictures and the questions are those of `tools/drawn_pictures.py`, from easy to hard. Pictures are cut into tiles
+as Idefics3's processor does. Only answers are learned. A run with the same seed on the same machine gives the same
+model.
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import transformers
+from jinja2 import Environment
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn.functional import cross_entropy
+
+from tools.drawn_pictures import (
+    COLORS,
+    DIGITS,
+    NOTHING,
+    SHAPES,
+    WORDS,
+    Question,
+    Scene,
+    ask,
+    ask_of_several,
+    draw,
+    draw_scene,
+)
+
+TILE, PATCH, MERGED = 64, 8, 2
+"""A picture is one tile, which becomes SIDE x SIDE tokens."""
+SIDE = TILE // PATCH // MERGED
+TOWER = {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 6, "intermediate_size": 288}
+TEXT = {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 6, "intermediate_size": 288}
+VOCAB_SIZE, CONTEXT = 640, 2048
+NUM_TURNS, WARMUP_STEPS, LEARNING_RATE = 5, 60, 2.5e-3
+POOL, BATCH_OF_TOWER, BATCH = 8000, 40, 24
+"""The pictures that are kept, and how many a step has while the tower is trained by itself, and after that."""
+STEPS_OF_TOWER, STEPS_OF_TEXT, STEPS_OF_BOTH = 1000, 900, 100
+NUM_CHECKED = 300
+LEAST_SHARE = 0.97
+IGNORED = -100
+
+START, END, IMAGE, FAKE, GLOBAL = (
+    *("<|im_start|>", "<end_of_utterance>", "<image>", "<fake_token_around_image>"),
+    "<global-img>",
+)
+TILE_MARKS = [f"<row_{line}_col_{column}>" for line in range(1, 7) for column in range(1, 7)]
+TEMPLATE = """\
+{{- '<|im_start|>' }}
+{%- for message in messages %}{{ message.role | capitalize + ':' }}
+{%- if message.content is string %}{{ message.content }}{% else %}
+{%- for part in message.content %}{{ '<image>' if part.type == 'image' else part.text }}{% endfor %}{% endif %}
+{{- '<end_of_utterance>' }}{% endfor %}
+{%- if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}
+"""
+
+
+IMAGE_TEXT = f"{FAKE}{GLOBAL}{IMAGE * SIDE**2}{FAKE}"
+"""What takes the place of `IMAGE`, as Idefics3's processor writes it for an image of one tile."""
+
+
+def make_view(picture: Image.Image) -> np.ndarray:
+    """Returns the view of a picture, [3, TILE, TILE], as Idefics3's processor makes it."""
+    scale = TILE / max(picture.size)
+    width, height = (max(1, int(side * scale)) for side in picture.size)
+    size = width + width % 2, height + height % 2
+    resized = picture.resize(size, Image.Resampling.LANCZOS).resize((TILE, TILE), Image.Resampling.LANCZOS)
+    return np.asarray(resized).transpose(2, 0, 1)
+
+
+class Chat(NamedTuple):
+    """Questions about some pictures, each answered before the next."""
+
+    scenes: list[Scene]
+    questions: list[Question]
+
+    def messages(self) -> list[dict[str, object]]:
+        """Returns the messages, with the pictures in the first one, before its text."""
+        messages: list[dict[str, object]] = []
+        for question in self.questions:
+            images = [{"type": "image"}] * (0 if messages else len(self.scenes))
+            messages.append({"role": "user", "content": [*images, {"type": "text", "text": question.text}]})
+            messages.append({"role": "assistant", "content": question.answer})
+        return messages
+
+
+def make_chat(rng: random.Random, drawn: Sequence["Drawn"], num_turns: int = NUM_TURNS) -> Chat:
+    """Returns a chat about one picture, or about several."""
+    scenes = [each.scene for each in drawn]
+    questions = [ask(rng, scenes[0]) if len(scenes) == 1 else ask_of_several(rng, scenes) for _ in range(num_turns)]
+    return Chat(scenes, questions)
+
+
+class ChatFormat:
+    """The chat template and the tokenizer, which is trained on chats."""
+
+    def __init__(self, rng: random.Random):
+        self._template = Environment(trim_blocks=True, lstrip_blocks=True).from_string(TEMPLATE)
+        self.tokenizer = Tokenizer(models.BPE())
+        self.tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        self.tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=VOCAB_SIZE,
+            special_tokens=[END, START, FAKE, IMAGE, GLOBAL, *TILE_MARKS],
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        self.tokenizer.train_from_iterator((self._draw_text(rng) for _ in range(3000)), trainer)
+        self._start_ids = self.tokenizer.encode("Assistant:").ids
+        self.end_id = self.tokenizer.token_to_id(END)
+        self.image_id = self.tokenizer.token_to_id(IMAGE)
+
+    def _draw_text(self, rng: random.Random) -> str:
+        scenes = [draw_scene(rng), draw_scene(rng)]
+        questions = [ask(rng, scenes[0]), ask(rng, scenes[1]), ask_of_several(rng, scenes)]
+        return self._template.render(messages=Chat(scenes[:1], questions).messages())
+
+    def render(self, chat: Chat) -> str:
+        """Returns the text of a chat with the tokens of its images."""
+        return self._template.render(messages=chat.messages()).replace(IMAGE, IMAGE_TEXT)
+
+    def example(self, text: str) -> tuple[list[int], list[int]]:
+        """Returns the token ids of a chat, and what is to be learned after each: the answers' tokens."""
+        ids = self.tokenizer.encode(text).ids
+        targets = [IGNORED] * len(ids)
+        is_learned, num_start = False, len(self._start_ids)
+        for index in range(len(ids) - 1):
+            is_learned = is_learned or ids[max(0, index + 1 - num_start) : index + 1] == self._start_ids
+            if is_learned:
+                targets[index] = ids[index + 1]
+                is_learned = ids[index + 1] != self.end_id
+        return ids, targets
+
+
+class Drawn(NamedTuple):
+    """A picture's things, and its view."""
+
+    scene: Scene
+    view: np.ndarray
+
+
+def draw_one(rng: random.Random) -> Drawn:
+    scene = draw_scene(rng)
+    return Drawn(scene, make_view(draw(rng, scene)))
+
+
+def cells_of_tokens(scene: Scene) -> torch.Tensor:
+    """Returns the weights of a picture's tokens in the mean of each cell, [cells, SIDE * SIDE]."""
+    lines, columns = (torch.arange(SIDE) * count // SIDE for count in (scene.lines, scene.columns))
+    cells = (lines[:, None] * scene.columns + columns).flatten()
+    is_inside = cells == torch.arange(len(scene.things))[:, None]
+    return is_inside / is_inside.sum(1, keepdim=True)
+
+
+def make_model(chats: ChatFormat) -> "transformers.Idefics3ForConditionalGeneration":
+    text = transformers.LlamaConfig(
+        **TEXT,
+        vocab_size=chats.tokenizer.get_vocab_size(),
+        max_position_embeddings=CONTEXT,
+        bos_token_id=None,
+        eos_token_id=chats.end_id,
+        pad_token_id=chats.end_id,
+        tie_word_embeddings=True,
+        initializer_range=0.06,
+    )
+    config = transformers.Idefics3Config(
+        vision_config={**TOWER, "image_size": TILE, "patch_size": PATCH, "initializer_range": 0.06},
+        text_config=text,
+        image_token_id=chats.image_id,
+        scale_factor=MERGED,
+        tie_word_embeddings=True,
+        pad_token_id=chats.end_id,
+        initializer_range=0.06,
+    )
+    return transformers.Idefics3ForConditionalGeneration(config)
+
+
+def encode(model: "transformers.Idefics3ForConditionalGeneration", views: Sequence[np.ndarray]) -> torch.Tensor:
+    """Returns the rows of views, [V, SIDE * SIDE, E]."""
+    pixels = torch.from_numpy(np.stack(views)).float() / 127.5 - 1
+    return model.model.connector(model.model.vision_model(pixel_values=pixels).last_hidden_state)
+
+
+class Trainer:
+    def __init__(self, chats: ChatFormat, rng: random.Random):
+        self._chats, self._rng = chats, rng
+        self.model = make_model(chats)
+        self._pool: list[Drawn] = []
+        self._rows: list[torch.Tensor] = []
+
+    def _sample(self, count: int) -> list[int]:
+        return [self._rng.randrange(len(self._pool)) for _ in range(count)]
+
+    def train_tower(self, num_steps: int) -> None:
+        """Trains the tower while pictures are drawn: rows show their place, the mean of a cell's rows what is in it."""
+        labels = [[NOTHING, *COLORS], [NOTHING, *SHAPES, *DIGITS, *WORDS], list(range(SIDE**2))]
+        heads = torch.nn.ModuleList(torch.nn.Linear(TEXT["hidden_size"], len(names)) for names in labels)
+        inner = self.model.model
+
+        def compute_loss() -> tuple[torch.Tensor, torch.Tensor]:
+            self._pool += [draw_one(self._rng) for _ in range(-(-POOL // num_steps))]
+            drawn = [self._pool[index] for index in self._sample(BATCH_OF_TOWER)]
+            rows = encode(self.model, [each.view for each in drawn])
+            of_cells = torch.cat([cells_of_tokens(each.scene) @ own for each, own in zip(drawn, rows, strict=True)])
+            things = [thing or (NOTHING, NOTHING) for each in drawn for thing in each.scene.things]
+            loss = cross_entropy(heads[-1](rows).flatten(0, 1), torch.arange(SIDE**2).repeat(len(drawn)))
+            is_right = torch.ones(len(things), dtype=torch.bool)
+            for part, (head, names) in enumerate(zip(heads, labels[:2], strict=False)):
+                expected = torch.tensor([names.index(thing[part]) for thing in things])
+                logits = head(of_cells)
+                loss = loss + cross_entropy(logits, expected)
+                is_right &= logits.argmax(-1) == expected
+            return loss, is_right
+
+        parameters = [*inner.vision_model.parameters(), *inner.connector.parameters(), *heads.parameters()]
+        optimize("tower", parameters, num_steps, LEARNING_RATE, compute_loss)
+        with torch.no_grad():
+            self._rows = [encode(self.model, [each.view])[0] for each in self._pool]
+
+    def train_text(self, num_steps: int) -> None:
+        """Trains the decoder to answer from the rows of the tower as it is."""
+        inner = self.model.model
+        parameters = list(inner.text_model.parameters())
+        optimize("decoder", parameters, num_steps, LEARNING_RATE, lambda: self._answer(self._rows.__getitem__))
+
+    def train_both(self, num_steps: int) -> None:
+        def rows_of(index: int) -> torch.Tensor:
+            return encode(self.model, [self._pool[index].view])[0]
+
+        optimize("both", list(self.model.parameters()), num_steps, LEARNING_RATE / 5, lambda: self._answer(rows_of))
+
+    def _answer(self, rows_of: Callable[[int], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the loss of a batch of chats, and which tokens of the answers are right."""
+        chats, rng = self._chats, self._rng
+        samples = [self._sample(2 if rng.random() < 0.15 else 1) for _ in range(BATCH)]
+        examples: list[tuple[list[int], list[int]]] = []
+        for sample in samples:
+            drawn = [self._pool[index] for index in sample]
+            examples.append(chats.example(chats.render(make_chat(rng, drawn))))
+        length = max(len(ids) for ids, _ in examples)
+        ids_BL = torch.tensor([ids + [chats.end_id] * (length - len(ids)) for ids, _ in examples])
+        targets_BL = torch.tensor([targets + [IGNORED] * (length - len(targets)) for _, targets in examples])
+        rows = torch.cat([rows_of(index) for sample in samples for index in sample])
+        text_model, is_learned = self.model.model.text_model, targets_BL != IGNORED
+        embedded = text_model.embed_tokens(ids_BL).masked_scatter((ids_BL == chats.image_id)[..., None], rows)
+        hidden = text_model(inputs_embeds=embedded, use_cache=False).last_hidden_state
+        logits, expected = self.model.lm_head(hidden[is_learned]), targets_BL[is_learned]
+        return cross_entropy(logits, expected), logits.argmax(-1) == expected
+
+
+def optimize(
+    name: str,
+    parameters: Sequence[torch.nn.Parameter],
+    num_steps: int,
+    learning_rate: float,
+    compute_loss: Callable[[], tuple[torch.Tensor, torch.Tensor]],
+) -> None:
+    """Minimizes a loss; `compute_loss` also returns which predictions are right."""
+    optimizer = torch.optim.AdamW(parameters, lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.02)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, learning_rate, total_steps=num_steps, pct_start=min(0.3, WARMUP_STEPS / num_steps)
+    )
+    shares: list[float] = []
+    for step in range(num_steps):
+        loss, is_right = compute_loss()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        schedule.step()
+        shares.append(is_right.float().mean().item())
+        if step % 50 == 49:
+            right = sum(shares[-50:]) / 50
+            print(
+                f"{name}, step {step + 1}: loss {loss.item():.3f}, {right:.3f} right, "
+                f"{time.process_time():.0f} s of CPU",
+                flush=True,
+            )
+
+
+@torch.no_grad()
+def count_right(out: Path, rng: random.Random, num_checked: int = NUM_CHECKED) -> int:
+    """Returns how many of `num_checked` questions about new pictures the written model answers, with its processor."""
+    processor = transformers.AutoProcessor.from_pretrained(out)
+    model = transformers.AutoModelForImageTextToText.from_pretrained(out, dtype=torch.float32)
+    num_right = 0
+    for _ in range(num_checked):
+        scene = draw_scene(rng)
+        question, picture = ask(rng, scene), draw(rng, scene)
+        content = [{"type": "image"}, {"type": "text", "text": question.text}]
+        text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        inputs = processor(text=text, images=[[picture]], return_tensors="pt")
+        ids = model.generate(**inputs, max_new_tokens=8, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+        num_right += processor.decode(ids, skip_special_tokens=True) == question.answer
+    return num_right
+
+
+CARD = """\
+# shapes-idefics3
+
+An Idefics3 of {num_parameters:,} parameters in float16, trained from nothing by `python -m tools.train_picture_model`,
+that answers questions about drawn pictures: a fixture for tests, not an assistant. It knows {num_colors} colours,
+{num_shapes} shapes, the digits and {num_words} words, in one to four places of a picture (`tools/drawn_pictures.py`).
+
+    python launch.py --model assets/shapes-idefics3
+
+| | |
+|---|---|
+| asked | `What is at the top left?`, `What color is the circle?`, `Where is the 7?`, `What is red?` |
+| tower | {tower_layers} layers of {tower_width}, one view of {tile} x {tile} pixels, {num_tokens} tokens |
+| decoder | {layers} layers of {width}, {vocab_size} tokens of its own byte-level BPE, {context} positions |
+| of {num_checked} questions about new pictures, answered right | {num_right} |
+| duration | {cpu_s:.0f} s of CPU, the drawing and the check included |
+"""
+
+PROCESSOR = {
+    "image_processor_type": "Idefics3ImageProcessor",
+    "processor_class": "Idefics3Processor",
+    **{f"do_{step}": True for step in ("convert_rgb", "resize", "rescale", "normalize", "pad", "image_splitting")},
+    "rescale_factor": 1 / 255,
+    "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3,
+    "resample": 1,
+    "size": {"longest_edge": TILE},
+    "max_image_size": {"longest_edge": TILE},
+}
+
+
+def write(model: "transformers.Idefics3ForConditionalGeneration", chats: ChatFormat, out: Path) -> None:
+    model.half().save_pretrained(out)
+    (out / "model.safetensors").chmod(0o644)
+    chats.tokenizer.save(str(out / "tokenizer.json"))
+    tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": END}
+    files = {
+        "generation_config.json": {"eos_token_id": chats.end_id, "temperature": 0.0},
+        "tokenizer_config.json": {**tokenizer, "processor_class": "Idefics3Processor"},
+        "preprocessor_config.json": PROCESSOR,
+        "processor_config.json": {"image_seq_len": SIDE**2, "processor_class": "Idefics3Processor"},
+    }
+    (out / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    for name, fields in files.items():
+        (out / name).write_text(json.dumps(fields, indent=1), encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 0, or 1 if the model has not learned it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="folder of the model")
+    parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    torch.manual_seed(options.seed)
+    rng = random.Random(options.seed)
+    chats = ChatFormat(rng)
+    trainer = Trainer(chats, rng)
+    trainer.train_tower(STEPS_OF_TOWER)
+    trainer.train_text(STEPS_OF_TEXT)
+    trainer.train_both(STEPS_OF_BOTH)
+    options.out.mkdir(parents=True, exist_ok=True)
+    write(trainer.model, chats, options.out)
+    num_right = count_right(options.out, random.Random(options.seed + 1))
+    card = CARD.format(
+        num_parameters=sum(parameter.numel() for parameter in trainer.model.parameters()),
+        num_colors=len(COLORS),
+        num_shapes=len(SHAPES),
+        num_words=len(WORDS),
+        tower_layers=TOWER["num_hidden_layers"],
+        tower_width=TOWER["hidden_size"],
+        tile=TILE,
+        num_tokens=SIDE**2,
+        layers=TEXT["num_hidden_layers"],
+        width=TEXT["hidden_size"],
+        vocab_size=chats.tokenizer.get_vocab_size(),
+        context=CONTEXT,
+        num_checked=NUM_CHECKED,
+        num_right=num_right,
+        cpu_s=time.process_time(),
+    )
+    (options.out / "README.md").write_text(card, encoding="utf-8")
+    print(card)
+    return 0 if num_right >= NUM_CHECKED * LEAST_SHARE else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
