@@ -265,6 +265,7 @@ LATENTS = {
     "rope_theta": 500.0,
 }
 MLA = LATENTS | {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}
+INDEXER = {"index_topk": CONTEXT, "index_n_heads": 2, "index_head_dim": 16}
 MLA_YARN: dict[str, Any] = {
     "rope_parameters": {
         "rope_type": "yarn",
@@ -382,6 +383,8 @@ EXPERT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "kanana-yarn": MLA | {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "attention_bias": True} | MLA_YARN,
     },
     "Glm4MoeLite": {"glm4-moe-lite": {**MLA, "v_head_dim": 64, "rms_norm_eps": 1e-2, "rope_interleave": False}},
+    "DeepseekV32": {"deepseek-v32": {**MLA, **INDEXER, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}},
+    "GlmMoeDsa": {"glm-moe-dsa": {**MLA, **INDEXER, "first_k_dense_replace": 1}},
     "Mistral4": {
         "mistral4": MLA
         | {"rope_parameters": MLA_YARN["rope_parameters"] | {"llama_4_scaling_beta": 0.3}, "rms_norm_eps": 1e-3}

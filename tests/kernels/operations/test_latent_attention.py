@@ -97,8 +97,8 @@ def test_latents_are_stored_as_the_reference_stores_them(
     results = []
     for store in (store_latents, store_latents_reference):
         stored = torch.zeros(8, 1, rank + rotated, dtype=held)
-        own = (random(num_heads, num_tokens, size).to(dtype) for size in (plain, rotated))
-        queries = LatentQueries(*own, torch.zeros(num_heads, dtype=torch.int32))
+        own = [random(num_heads, num_tokens, size).to(dtype) for size in (plain, rotated)]
+        queries = LatentQueries(own[0], own[1], torch.zeros(num_heads, dtype=torch.int32))
         tokens = LatentTokens(query.clone(), latent.clone(), positions, slots)
         store(tokens, PagedKV(stored, stored, 4), norm, queries)
         results.append((stored.float(), *queries))

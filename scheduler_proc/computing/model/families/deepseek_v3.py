@@ -1,4 +1,4 @@
-"""DeepSeek V3 and R1 (also Kimi-K2, Kanana-2, GigaChat3), GLM-4.7-Flash, and Youtu-LLM, which has no experts."""
+"""DeepSeek V3 and R1 (also Kimi-K2, Kanana-2, GigaChat3), GLM-4.7-Flash, and V3.2 and GLM-5 in short contexts."""
 
 import re
 
@@ -16,11 +16,22 @@ GLM_DEFAULTS = HfConfig(
     | {"n_routed_experts": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 1536, "routed_scaling_factor": 1.8}
     | {"rms_norm_eps": 1e-5}
 )
+GLM_5_DEFAULTS = HfConfig(
+    {**LATENTS, "q_lora_rank": 2048, "v_head_dim": 256, "qk_nope_head_dim": 192, "norm_topk_prob": True}
+    | {"n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "routed_scaling_factor": 2.5}
+    | {"rms_norm_eps": 1e-5, "first_k_dense_replace": 3}
+)
+SPARSE = ("DeepseekV32", "deepseek_v32"), ("GlmMoeDsa", "glm_moe_dsa")
+"""DeepSeek V3.2 and GLM-5: an indexer chooses the tokens that a token attends to, all of them if there are few."""
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    is_glm = _is_of("Glm4MoeLite", "glm4_moe_lite", hf_config)
-    hf_config = (GLM_DEFAULTS if is_glm else DEFAULTS).overridden(hf_config)
+    defaults = GLM_DEFAULTS if _is_of("Glm4MoeLite", "glm4_moe_lite", hf_config) else DEFAULTS
+    hf_config = (GLM_5_DEFAULTS if _is_of(*SPARSE[1], hf_config) else defaults).overridden(hf_config)
+    num_indexed = hf_config.count("index_topk", 2048)
+    if max_model_len > num_indexed and any(_is_of(*names, hf_config) for names in SPARSE):
+        reason = f"contexts of up to {max_model_len} tokens need the indexer, which is not supported"
+        raise hf_config.refuse("index_topk", num_indexed, f"{reason}; lower --max-model-len to {num_indexed}")
     hf_config.choice("moe_layer_freq", [1], 1)
     hf_config.choice("scoring_func", ["sigmoid"], "sigmoid")
     mlps = _describe_mlps(hf_config)
@@ -45,8 +56,8 @@ def _describe_mlps(hf_config: HfConfig) -> list[MlpDescription]:
 
 
 FAMILY = llama.FAMILY.like(
-    "DeepseekV3ForCausalLM Glm4MoeLiteForCausalLM",
-    "deepseek_v3 kimi_k2 glm4_moe_lite",
+    "DeepseekV3ForCausalLM Glm4MoeLiteForCausalLM DeepseekV32ForCausalLM GlmMoeDsaForCausalLM",
+    "deepseek_v3 kimi_k2 glm4_moe_lite deepseek_v32 glm_moe_dsa",
     describe,
     latent.list_sources,
     ignored=re.compile(r"(model\.)?layers\.\d+\..*|lm_head\.weight"),  # the layer of multi-token prediction
