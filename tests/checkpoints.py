@@ -309,7 +309,7 @@ LLAMA_LIKE = {
     "Youtu": {"youtu": LATENTS},
     "MiniCPM3": {
         "minicpm3": {**LATENTS, "rope_parameters": MINICPM3_ROPE, "scale_emb": 3, "dim_model_base": 16},
-        "minicpm3-untied": {**LATENTS, "q_lora_rank": None, "v_head_dim": None, "tie_word_embeddings": False},
+        "minicpm3-untied": {**LATENTS, "q_lora_rank": None, "tie_word_embeddings": False},
     },
 }
 """By the prefix of the classes of transformers."""

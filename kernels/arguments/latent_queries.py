@@ -2,6 +2,7 @@
 
 A latent is what the keys and values of all heads of a token are computed from: C values and, behind them, X rotated
 ones that are a part of every head's key. The cache is a `PagedKV` with one head, whose K and V are the same tensor.
+Of a cache of codes the C values are codes with one scale, and the X ones behind them bfloat16, each in two bytes.
 
 Shape legend: H heads, T tokens, N values of a query that are not rotated, X rotated ones, M positions.
 """
@@ -12,7 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import RopeTables
+
+
+def latent_size_of(cache: PagedKV, num_rotated: int) -> int:
+    """Returns C + X."""
+    return cache.head_dim - (0 if cache.key_scales is None else num_rotated)
 
 
 class LatentQueries(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.arguments.latent_queries import LatentNorm, LatentQueries, LatentTokens
+from kernels.arguments.latent_queries import LatentNorm, LatentQueries, LatentTokens, latent_size_of
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import PrefillRows
 from kernels.cpu.addresses import address_of, addresses_of
@@ -25,7 +25,6 @@ def latent_decode(
     num_keys_R: Tensor,
     scale: float,
     out_HRC: Tensor,
-    *_work: Any,
 ) -> Any:
     lens = {"num_keys": address_of(num_keys_R)}
     return _attend_to_latents(kernel, queries, cache, page_tables_RP, scale, out_HRC, lens)
@@ -48,8 +47,11 @@ def _attend_to_latents(
     lens: Mapping[str, int | None],
 ) -> Any:
     (plain_HTC, rotated_HTX, _), (num_heads, _, rank) = queries, out_HTC.shape
-    is_held = has_kernel(cache, out_HTC.dtype) and cache.key_scales is None
-    if not is_held or cache.head_dim > MAX_HEAD_DIM or num_heads > MAX_HEADS:
+    if (
+        not has_kernel(cache, out_HTC.dtype)
+        or latent_size_of(cache, rotated_HTX.shape[2]) > MAX_HEAD_DIM
+        or num_heads > MAX_HEADS
+    ):
         return NotImplemented
     for part in (plain_HTC, rotated_HTX, out_HTC):
         assert part.stride()[1:] == (part.shape[2], 1)
@@ -81,7 +83,7 @@ def store_latents(
     kernel: Kernel, tokens: LatentTokens, cache: PagedKV, norm: LatentNorm, queries: LatentQueries
 ) -> Any:
     query_THD, latent_TL, *places = tokens
-    if not has_kernel(cache, query_THD.dtype) or cache.key_scales is not None:
+    if not has_kernel(cache, query_THD.dtype):
         return NotImplemented
     (plain_HTN, rotated_HTX, ends_H), (cos_MX, sin_MX, query_row) = queries, norm.tables
     addresses = addresses_of(query_THD, latent_TL, norm.weight, cos_MX, sin_MX, norm.growth, *places)

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from kernels.arguments.attention_options import AttentionOptions
-from kernels.arguments.latent_queries import LatentQueries
+from kernels.arguments.latent_queries import LatentQueries, latent_size_of
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import PrefillRows
 from kernels.dispatch import call
 from kernels.operations.paged_decode import paged_decode_reference
 from kernels.operations.paged_prefill import paged_prefill_reference
-from kernels.plans.decode_work import DecodeWork
 
 
 def latent_decode(
@@ -25,13 +24,12 @@ def latent_decode(
     num_keys_R: Tensor,
     scale: float,
     out_HRC: Tensor,
-    work: DecodeWork | None = None,
 ) -> None:
     """Sets `out_HRC` to softmax(scale * q kᵀ) c of each row over its first tokens; the rest is as in `paged_decode`."""
     _check(queries, cache, out_HRC)
     assert page_tables_RP.shape[0] == num_keys_R.shape[0] == out_HRC.shape[1]
     assert page_tables_RP.dtype == num_keys_R.dtype == torch.int32
-    arguments = queries, cache, page_tables_RP, num_keys_R, scale, out_HRC, work
+    arguments = queries, cache, page_tables_RP, num_keys_R, scale, out_HRC
     call("latent_decode", out_HRC, latent_decode_reference, *arguments)
 
 
@@ -42,10 +40,10 @@ def latent_decode_reference(
     num_keys_R: Tensor,
     scale: float,
     out_HRC: Tensor,
-    _work: DecodeWork | None = None,
 ) -> None:
     query_RHD = _join(queries)
     out_RHD = torch.empty_like(query_RHD)
+    cache = _without_codes(queries, cache)
     paged_decode_reference(query_RHD, cache, page_tables_RP, num_keys_R, AttentionOptions(scale), out_RHD)
     out_HRC.copy_(out_RHD[:, :, : out_HRC.shape[2]].transpose(0, 1))
 
@@ -64,6 +62,7 @@ def latent_prefill_reference(
 ) -> None:
     query_THD = _join(queries)
     out_THD = torch.empty_like(query_THD)
+    cache = _without_codes(queries, cache)
     paged_prefill_reference(query_THD, cache, rows, AttentionOptions(scale), out_THD)
     out_HTC.copy_(out_THD[:, :, : out_HTC.shape[2]].transpose(0, 1))
 
@@ -72,9 +71,21 @@ def _check(queries: LatentQueries, cache: PagedKV, out_HTC: Tensor) -> None:
     assert queries.plain.shape == out_HTC.shape
     assert queries.rotated.shape[:2] == out_HTC.shape[:2]
     assert queries.plain.dtype == queries.rotated.dtype == out_HTC.dtype
-    assert cache.head_dim == out_HTC.shape[2] + queries.rotated.shape[2]
+    num_rotated = queries.rotated.shape[2]
+    assert latent_size_of(cache, num_rotated) == out_HTC.shape[2] + num_rotated
     assert cache.num_heads == 1
     assert cache.holds(out_HTC.dtype)
+
+
+def _without_codes(queries: LatentQueries, cache: PagedKV) -> PagedKV:
+    """Returns the cache with the values of its codes, if it has some."""
+    if cache.key_scales is None:
+        return cache
+    code_S1C = cache.keys[..., : queries.plain.shape[2]].to(queries.plain.dtype)
+    rotated_S1X = cache.keys[..., code_S1C.shape[2] :].contiguous().view(torch.bfloat16)
+    values = code_S1C.float() * cache.key_scales[..., None].float(), rotated_S1X.float()
+    latents = torch.cat(values, 2).to(queries.plain.dtype)
+    return PagedKV(latents, latents, cache.page_size)
 
 
 def _join(queries: LatentQueries) -> Tensor:

@@ -6,9 +6,10 @@ latent that are not rotated, L = C + X, M positions.
 
 import torch
 
-from kernels.arguments.latent_queries import LatentNorm, LatentQueries, LatentTokens
+from kernels.arguments.latent_queries import LatentNorm, LatentQueries, LatentTokens, latent_size_of
 from kernels.arguments.paged_kv import PagedKV
 from kernels.dispatch import call
+from kernels.operations.quantized_kv import quantize_heads
 from kernels.operations.rms_norm import rms_norm_reference
 from kernels.operations.rope import rope
 from kernels.operations.store_kv import store_kv
@@ -24,7 +25,7 @@ def store_latents(tokens: LatentTokens, cache: PagedKV, norm: LatentNorm, querie
     assert queries.plain.shape == (num_heads, num_tokens, size - num_rotated)
     assert queries.rotated.shape == (num_heads, num_tokens, num_rotated)
     assert tokens.latents.shape == (num_tokens, len(norm.weight) + num_rotated)
-    assert cache.head_dim == tokens.latents.shape[1]
+    assert latent_size_of(cache, num_rotated) == tokens.latents.shape[1]
     assert cache.num_heads == 1
     assert cache.holds(tokens.latents.dtype)
     assert 2 * norm.tables.cosines.shape[1] == num_rotated
@@ -44,4 +45,11 @@ def store_latents_reference(tokens: LatentTokens, cache: PagedKV, norm: LatentNo
     queries.plain.copy_(plain_THN.transpose(0, 1))
     queries.rotated.copy_(rotated_THX.transpose(0, 1))
     queries.ends.copy_(queries.with_ends().ends)
-    store_kv(latent_TL[:, None], latent_TL[:, None], cache, slot_T)
+    if cache.key_scales is None:
+        store_kv(latent_TL[:, None], latent_TL[:, None], cache, slot_T)
+        return
+    is_kept_T = slot_T >= 0
+    code_TC, scale_T = quantize_heads(latent_TL[is_kept_T, :rank], cache.keys.dtype)
+    both_TB = torch.cat((code_TC.view(torch.uint8), latent_TL[is_kept_T, rank:].bfloat16().view(torch.uint8)), 1)
+    cache.keys.view(torch.uint8)[slot_T[is_kept_T], 0] = both_TB
+    cache.key_scales[slot_T[is_kept_T], 0] = scale_T

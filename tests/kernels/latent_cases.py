@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from kernels.arguments.latent_queries import LatentQueries
+from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import PrefillRows
 from kernels.operations.latent_attention import latent_decode, latent_prefill
+from kernels.operations.quantized_kv import quantize_heads
 from tests.kernels.cases import PagedCase, Shape, make_paged_case
 
 
@@ -29,18 +31,35 @@ def make_latent_case(
     paged = Shape(shape.num_heads, 1, shape.rank + shape.num_rotated, shape.page_size)
     case = make_paged_case(paged, query_lens, context_lens, dtype, device)
     cache = replace(case.cache, values=case.cache.keys)
-    queries, tables = case.query.split(query_lens), case.page_tables
+    return replace(case, cache=cache, attend=lambda: _attend(case, cache))
 
-    def attend(row: int) -> Tensor:
-        last = context_lens[row] + query_lens[row]
-        slots = cache.find_slots(tables[row : row + 1], torch.arange(last, device=device)[None])[0]
-        latents_LD = cache.keys[slots, 0].double()
-        scores_HTL = torch.einsum("thd,ld->htl", queries[row].double(), latents_LD) * case.options.scale
-        unseen_TL = torch.ones(scores_HTL.shape[1:], dtype=torch.bool, device=device).triu(last - query_lens[row] + 1)
+
+def with_latent_codes(case: PagedCase, rank: int) -> PagedCase:
+    """Returns the case over a cache of int8 codes; the expected result is that of the decoded values."""
+    keys, dtype = case.cache.keys, case.query.dtype
+    codes, scales = quantize_heads(keys[..., :rank], torch.int8)
+    rotated = keys[..., rank:].bfloat16()
+    coded = torch.cat((codes, rotated.view(torch.int8)), 2)
+    decoded = torch.cat(((codes.float() * scales[..., None].float()).to(dtype), rotated.to(dtype)), 2)
+    plain = PagedKV(decoded, decoded, case.cache.page_size)
+    cache = PagedKV(coded, coded, case.cache.page_size, scales, scales)
+    return replace(case, cache=cache, attend=lambda: _attend(case, plain))
+
+
+def _attend(case: PagedCase, cache: PagedKV) -> Tensor:
+    found: list[Tensor] = []
+    lens = case.query_lens.tolist()
+    for row, query_THD in enumerate(case.query.split(lens)):
+        last = int(case.context_lens[row]) + lens[row]
+        positions = torch.arange(last, device=query_THD.device)
+        latents_LD = cache.keys[cache.find_slots(case.page_tables[row : row + 1], positions[None])[0], 0].double()
+        scores_HTL = torch.einsum("thd,ld->htl", query_THD.double(), latents_LD) * case.options.scale
+        unseen_TL = torch.ones(scores_HTL.shape[1:], dtype=torch.bool, device=query_THD.device).triu(
+            last - lens[row] + 1
+        )
         weights_HTL = scores_HTL.masked_fill(unseen_TL, float("-inf")).softmax(-1)
-        return torch.einsum("htl,ld->thd", weights_HTL, latents_LD)
-
-    return replace(case, cache=cache, attend=lambda: torch.cat([attend(row) for row in range(len(query_lens))]))
+        found.append(torch.einsum("htl,ld->thd", weights_HTL, latents_LD))
+    return torch.cat(found)
 
 
 def split_queries(case: PagedCase, rank: int) -> LatentQueries:

@@ -50,12 +50,8 @@ class LatentAttentionDescription(MixerDescription):
         return self.num_heads * (self.plain_dim + self.rotated_dim)
 
     @property
-    def kind(self) -> tuple[int, int, int, int | None]:
-        return self.num_heads, 1, self.latent_size, None
-
-    @property
     def cache(self) -> tuple[CachePart, ...]:
-        return (CachePart("latents", (1, self.latent_size)),)
+        return (CachePart("latents", (1, self.latent_size), num_uncoded=self.rotated_dim),)
 
     @property
     def out_size(self) -> int:

@@ -8,7 +8,14 @@ from kernels.operations.join_heads import join_heads
 from kernels.operations.latent_attention import latent_decode_reference, latent_prefill_reference
 from kernels.operations.store_latents import store_latents, store_latents_reference
 from tests.kernels.cases import TOLERANCES, assert_close
-from tests.kernels.latent_cases import LatentShape, attend_decode, attend_prefill, make_latent_case, split_queries
+from tests.kernels.latent_cases import (
+    LatentShape,
+    attend_decode,
+    attend_prefill,
+    make_latent_case,
+    split_queries,
+    with_latent_codes,
+)
 
 SHAPES = [
     LatentShape(20, 512, 64, 16),
@@ -23,9 +30,11 @@ DTYPES = [torch.float32, torch.bfloat16]
 @pytest.mark.parametrize("shape", SHAPES)
 def test_prompts_and_decode_rows(shape: LatentShape, dtype: torch.dtype) -> None:
     prompts = make_latent_case(shape, [1, 67, 17, 1], [0, 61, 500, 259], dtype)
-    assert_close(attend_prefill(prompts, shape.rank), prompts.expected[..., : shape.rank], dtype)
     rows = make_latent_case(shape, [1, 1, 1], [0, 63, 700], dtype)
-    assert_close(attend_decode(rows, shape.rank), rows.expected[..., : shape.rank], dtype)
+    for has_codes in (False, True):
+        for case, attend in ((prompts, attend_prefill), (rows, attend_decode)):
+            own = with_latent_codes(case, shape.rank) if has_codes else case
+            assert_close(attend(own, shape.rank), own.expected[..., : shape.rank], dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -75,7 +84,13 @@ def test_the_references() -> None:
 
 
 @pytest.mark.parametrize("has_growth", [False, True])
-@pytest.mark.parametrize("dtypes", [(torch.float32,) * 2, (torch.bfloat16,) * 2, (torch.float32, torch.float16)])
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        *((torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16)),
+        *((torch.float32, torch.float16), (torch.float32, torch.int8), (torch.bfloat16, torch.int8)),
+    ],
+)
 def test_latents_are_stored_as_the_reference_stores_them(
     dtypes: tuple[torch.dtype, torch.dtype], has_growth: bool
 ) -> None:
@@ -96,14 +111,22 @@ def test_latents_are_stored_as_the_reference_stores_them(
     )
     results = []
     for store in (store_latents, store_latents_reference):
-        stored = torch.zeros(8, 1, rank + rotated, dtype=held)
+        stored = torch.zeros(8, 1, rank + rotated * (2 if held == torch.int8 else 1), dtype=held)
+        scales = torch.zeros(8, 1, dtype=torch.bfloat16) if held == torch.int8 else None
         own = [random(num_heads, num_tokens, size).to(dtype) for size in (plain, rotated)]
         queries = LatentQueries(own[0], own[1], torch.zeros(num_heads, dtype=torch.int32))
         tokens = LatentTokens(query.clone(), latent.clone(), positions, slots)
-        store(tokens, PagedKV(stored, stored, 4), norm, queries)
-        results.append((stored.float(), *queries))
+        store(tokens, PagedKV(stored, stored, 4, scales, scales), norm, queries)
+        values = [stored.float()]
+        if scales is not None:
+            values = [
+                stored[..., :rank] * scales[..., None].float(),
+                stored[..., rank:].contiguous().view(torch.bfloat16),
+            ]
+        results.append((*values, *queries))
+    tolerance = TOLERANCES.get(held, TOLERANCES[torch.bfloat16])
     for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours.float(), theirs.float(), rtol=TOLERANCES[held], atol=TOLERANCES[held])
+        torch.testing.assert_close(ours.float(), theirs.float(), rtol=tolerance, atol=tolerance)
     assert results[0][-1].tolist() == [5, 10, 15]
 
 
