@@ -265,7 +265,7 @@ LATENTS = {
     "rope_theta": 500.0,
 }
 MLA = LATENTS | {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}
-INDEXER = {"index_topk": CONTEXT, "index_n_heads": 2, "index_head_dim": 16}
+INDEXER = {"index_topk": CONTEXT, "index_n_heads": 8, "index_head_dim": 16}
 MLA_YARN: dict[str, Any] = {
     "rope_parameters": {
         "rope_type": "yarn",

@@ -91,8 +91,8 @@ DIVIDED: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
     ("falcon-h1-norm", {}, 2, {}),
     ("deepseek-v2", {}, 2, {}),
     ("deepseek-v3", {}, 4, {}),
-    ("glm4-moe-lite", {}, 2, {"quantization": "int8"}),
-    ("youtu", {}, 2, {}),
+    ("glm4-moe-lite", {}, 2, {"kv_cache_dtype": "int8"}),
+    ("youtu", {}, 2, {"quantization": "int8"}),
     ("minicpm3", {}, 2, {}),
     ("mistral4", {}, 2, {}),
 ]
