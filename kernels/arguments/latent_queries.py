@@ -2,7 +2,7 @@
 
 A latent is what the keys and values of all heads of a token are computed from: C values and, behind them, X rotated
 ones that are a part of every head's key. The cache is a `PagedKV` with one head, whose K and V are the same tensor.
-Of a cache of codes the C values are codes with one scale, and the X ones behind them bfloat16, each in two bytes.
+A cache of codes has codes of the C values, with one scale, and behind them the X ones as bfloat16, each in two bytes.
 
 Shape legend: H heads, T tokens, N values of a query that are not rotated, X rotated ones, M positions.
 """

@@ -10,7 +10,7 @@ GLM_VOCABULARY, GLM_LAYERS = 154_880, (47, 48)
 
 MISTRAL_SMALL_4 = {"num_hidden_layers": 36, "hidden_size": 4096, "num_attention_heads": 32}
 GROWTH, GROWTH_LENGTH = 0.1, 8192
-"""Of queries with their position, in that model: no file has it."""
+"""How queries of that model grow with their position: no file has it."""
 
 
 def latent_config(fields: ModelFields) -> dict[str, Any]:

@@ -151,6 +151,38 @@ def test_the_configuration_is_that_of_the_checkpoint(name: str):
     assert {key: expected.get(key) for key in found} == found
 
 
+def config_of_latents(**fields: Any) -> dict[str, Any]:
+    """Returns the configuration of a file with changed metadata; it lacks keys whose value is `None`."""
+    file = read_gguf(GOLDEN / "deepseek2.gguf")
+    metadata = dict(file.metadata) | {f"deepseek2.{key.replace('__', '.')}": value for key, value in fields.items()}
+    found = {key: value for key, value in metadata.items() if value is not None}
+    return read_config(dataclasses.replace(file, metadata=found))
+
+
+def test_deepseek2_files_hold_several_families():
+    """Files from before April 2025 have the lengths of heads under the usual keys."""
+    mla = {"attention__key_length_mla": None, "attention__value_length_mla": None}
+    old = config_of_latents(**mla, attention__key_length=5, attention__value_length=5)
+    assert (old["qk_nope_head_dim"], old["qk_rope_head_dim"], old["v_head_dim"]) == (3, 2, 5)
+    assert old["model_type"] == "deepseek_v3"
+    assert config_of_latents(expert_gating_func=None)["model_type"] == "mistral4"
+    assert config_of_latents(expert_gating_func=None, expert_weights_norm=None)["model_type"] == "deepseek_v2"
+    grows = config_of_latents(expert_gating_func=1, attention__temperature_scale=0.25, attention__temperature_length=16)
+    assert grows["rope_parameters"]["llama_4_scaling_beta"] == 0.25
+    assert grows["rope_parameters"]["original_max_position_embeddings"] == 16
+    assert config_of_latents(expert_count=None)["model_type"] == "youtu"
+
+
+def test_glm_4_7_flash_has_sigmoids_without_a_gating_function():
+    file = read_gguf(GOLDEN / "deepseek2.gguf")
+    gate = {"deepseek2.expert_gating_func": 0, "deepseek2.block_count": 47}
+    table = dataclasses.replace(file.tensors["token_embd.weight"], shape=(154_880, 16))
+    glm = dataclasses.replace(
+        file, metadata=dict(file.metadata) | gate, tensors=file.tensors | {"token_embd.weight": table}
+    )
+    assert read_config(glm)["model_type"] == "deepseek_v3"
+
+
 def test_gates_and_ups_of_gemma_4_may_be_apart():
     file = read_gguf(GOLDEN / "gemma4-experts.gguf")
     whole = file.tensors["blk.0.ffn_gate_up_exps.weight"]
