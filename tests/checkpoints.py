@@ -255,6 +255,34 @@ QWEN3_5_VARIANTS: dict[str, dict[str, Any]] = {
     | {"tie_word_embeddings": True, "linear_conv_kernel_dim": 3, "num_hidden_layers": 4}
     | {"layer_types": [*HYBRID["layer_types"], "full_attention"]},
 }
+LATENTS = {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 32,
+    "num_key_value_heads": 4,
+    "rope_theta": 500.0,
+}
+MLA = LATENTS | {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}
+INDEXER = {"index_topk": CONTEXT, "index_n_heads": 8, "index_head_dim": 16}
+MLA_YARN: dict[str, Any] = {
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 24,
+        "mscale": 0.7,
+        "mscale_all_dim": 0.5,
+    }
+}
+MINICPM3_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "original_max_position_embeddings": CONTEXT,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.0, 1.5, 2.5, 4.0],
+}
 LLAMA_LIKE = {
     "Llama": LLAMA_VARIANTS,
     "Mistral": MISTRAL_VARIANTS,
@@ -278,6 +306,11 @@ LLAMA_LIKE = {
     "Mamba2": MAMBA2_VARIANTS,
     "NemotronH": NEMOTRON_H_VARIANTS,
     "FalconH1": FALCON_H1_VARIANTS,
+    "Youtu": {"youtu": LATENTS},
+    "MiniCPM3": {
+        "minicpm3": {**LATENTS, "rope_parameters": MINICPM3_ROPE, "scale_emb": 3, "dim_model_base": 16},
+        "minicpm3-untied": {**LATENTS, "q_lora_rank": None, "tie_word_embeddings": False},
+    },
 }
 """By the prefix of the classes of transformers."""
 
@@ -341,18 +374,27 @@ EXPERT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "routed_scaling_factor": 2.5,
         }
     },
+    "DeepseekV2": {
+        "deepseek-v2": MLA | {"n_group": 2, "topk_group": 1, "topk_method": "group_limited_greedy"} | MLA_YARN,
+        "deepseek-v2-lite": {**MLA, "q_lora_rank": None, "first_k_dense_replace": 1, "n_shared_experts": 2},
+    },
+    "DeepseekV3": {
+        "deepseek-v3": {**MLA, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "norm_topk_prob": False},
+        "kanana-yarn": MLA | {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "attention_bias": True} | MLA_YARN,
+    },
+    "Glm4MoeLite": {"glm4-moe-lite": {**MLA, "v_head_dim": 64, "rms_norm_eps": 1e-2, "rope_interleave": False}},
+    "DeepseekV32": {"deepseek-v32": {**MLA, **INDEXER, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}},
+    "GlmMoeDsa": {"glm-moe-dsa": {**MLA, **INDEXER, "first_k_dense_replace": 1}},
+    "Mistral4": {
+        "mistral4": MLA
+        | {"rope_parameters": MLA_YARN["rope_parameters"] | {"llama_4_scaling_beta": 0.3}, "rms_norm_eps": 1e-3}
+    },
     "Olmoe": {"olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32}},
 }
-MLA = {"q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
 TRANSFORMERS_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "GPTNeoX": {"gpt_neox": {"rotary_pct": 0.25}},
     "OPT": {"opt": {"ffn_dim": 88, "word_embed_proj_dim": 32, "do_layer_norm_before": False}},
     "Starcoder2": {"starcoder2": {"sliding_window": 11}},
-    "DeepseekV3": {
-        "deepseek_v3": MLA
-        | {"num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-        | {"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
-    },
 }
 """Likewise, families that only transformers computes."""
 MROPE = {"rope_type": "default", "rope_theta": 1e6}

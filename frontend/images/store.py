@@ -58,7 +58,10 @@ class ImageStore:
             with self._lock:
                 is_new = digest not in self._counts  # or another thread has stored it meanwhile
                 if is_new:
-                    self._publish(new, digest.hex())
+                    try:
+                        self._publish(new, digest.hex())
+                    finally:
+                        new.unlink(missing_ok=True)
                     self._counts[digest], self._sizes[digest] = 0, len(data)
                 else:
                     new.unlink()

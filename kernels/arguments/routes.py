@@ -19,7 +19,8 @@ class Routing:
 
     A chosen expert's share is its score; if `is_renormalized`, it is divided by the sum of the chosen ones'. That makes
     a softmax the same before and after the choice. Shares are multiplied by `scale`. With groups, equal numbers of
-    neighbouring experts, only those of `num_chosen_groups` can be chosen: a group's score is the sum of its best two.
+    neighbouring experts, only those of `num_chosen_groups` can be chosen: a group's score is the sum of its best ones,
+    `num_best_of_group`.
     """
 
     num_chosen: int
@@ -27,6 +28,7 @@ class Routing:
     score: Literal["softmax", "sigmoid"] = "softmax"
     num_groups: int = 1
     num_chosen_groups: int = 1
+    num_best_of_group: Literal[1, 2] = 2
     scale: float = 1.0
 
 

@@ -80,7 +80,43 @@ DECLARATIONS = {
         const float *biases;     /* [num_heads, 2 * bias_reach + 1], by distance; of encoder_attention, or null */
         int64_t bias_reach;
         int64_t is_float16;      /* keys and values are, and the elements float32 */
+        const uint16_t *latent_scales; /* bfloat16 [slots]: of latents of codes, which are keys and values; else null */
+        int64_t rotated_dim;     /* of these, the last elements of a latent, which are bfloat16 behind the codes */
         const int32_t *last_keys; /* [tokens], ascending in a row, for prefill: the last key of each; null: its own */
+    """,
+    "latent_decode latent_prefill": """
+        const element *query, *rotated; /* [num_heads, tokens, rank] and [num_heads, tokens, rotated_dim] */
+        int64_t query_stride, rotated_stride, out_stride; /* between heads */
+        const void *latents;     /* [slots, rank + rotated_dim]: elements, or float16; with scales, codes of int8 and */
+        const uint16_t *scales;  /* then `rotated_dim` bfloat16. bfloat16 [slots]; null without codes */
+        const int32_t *page_tables; /* [rows, pages], rows `table_stride` apart */
+        int64_t table_stride;
+        const int32_t *num_keys; /* [rows], for decode */
+        const int32_t *query_lens, *context_lens; /* [rows], for prefill */
+        element *out;            /* like query */
+        int64_t num_rows, num_heads, rank, rotated_dim, page_size;
+        double scale;
+        int64_t is_float16;      /* latents are, and the elements float32 */
+    """,
+    "store_latents": """
+        element *query;          /* [num_tokens, num_heads, plain_dim + rotated_dim] */
+        element *latent;         /* [num_tokens, rank + rotated_dim] */
+        const element *weight;   /* [rank] */
+        const float *cosines, *sines; /* [positions, rotated_dim / 2] */
+        const float *growth;     /* [positions], of queries; null for none */
+        const int32_t *positions;
+        const int64_t *slots;
+        void *latents;           /* as of latent_decode, as are scales */
+        uint16_t *scales;
+        element *plain, *rotated; /* [num_heads, num_tokens, plain_dim] and [num_heads, num_tokens, rotated_dim] */
+        int32_t *ends;           /* [num_heads]: the end of each head's rows */
+        int64_t num_tokens, num_heads, plain_dim, rotated_dim, rank, query_row, is_float16;
+        float eps;
+    """,
+    "join_heads": """
+        const element *x;        /* [num_heads, num_tokens, size] */
+        element *out;            /* [num_tokens, num_heads, size] */
+        int64_t num_tokens, num_heads, size;
     """,
     "packed_linear fp8_linear": """
         const element *x;        /* [num_rows, inputs] */
@@ -131,7 +167,8 @@ DECLARATIONS = {
         int32_t *rows;           /* places among the rows of all experts, sorted by expert, then by token */
         int32_t *tokens;         /* [num_tokens * num_chosen]: the token in each place */
         int32_t *ends;           /* [num_experts]: the end of each expert's places */
-        int64_t num_tokens, num_experts, num_chosen, num_groups, num_chosen_groups, is_sigmoid, is_renormalized;
+        int64_t num_tokens, num_experts, num_chosen, num_groups, num_chosen_groups, num_best_of_group;
+        int64_t is_sigmoid, is_renormalized;
         float scale;
     """,
     "gather_rows combine_experts": """

@@ -22,6 +22,7 @@ from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.cpu.addresses import address_of, addresses_of
 from kernels.cpu.attention_launchers import ATTENTION_LAUNCHERS, has_kernel
 from kernels.cpu.huge_pages import empty_huge
+from kernels.cpu.latent_launchers import LATENT_LAUNCHERS
 from kernels.cpu.library import Kernel, find_kernel
 from kernels.cpu.state_launchers import STATE_LAUNCHERS
 
@@ -259,6 +260,7 @@ def route_tokens(
         num_chosen=routing.num_chosen,
         num_groups=routing.num_groups,
         num_chosen_groups=routing.num_chosen_groups,
+        num_best_of_group=routing.num_best_of_group,
         is_sigmoid=routing.score == "sigmoid",
         is_renormalized=routing.is_renormalized,
         scale=routing.scale,
@@ -328,6 +330,7 @@ LAUNCHERS: dict[str, Callable[..., Any]] = {
         *(expert_packed_linear, expert_block_linear),
     )
 }
-LAUNCHERS |= ATTENTION_LAUNCHERS | STATE_LAUNCHERS | dict.fromkeys(("greedy", "sample", "draw"), choose_tokens)
+LAUNCHERS |= ATTENTION_LAUNCHERS | LATENT_LAUNCHERS | STATE_LAUNCHERS
+LAUNCHERS |= dict.fromkeys(("greedy", "sample", "draw"), choose_tokens)
 LAUNCHERS |= dict.fromkeys(("silu_mul", "swiglu_oai"), gate_mul)
 """By operation."""

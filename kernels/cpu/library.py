@@ -38,7 +38,7 @@ BUILDING = "building the C kernels"
 ISA_VARIABLE = "SLUICE_CPU_ISA"
 ISA_NUMBERS = {"portable": 0, "avx2": 1, "avx512": 2, "amx": 3}
 FORMATS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-MAX_HEAD_DIM, MAX_QUERIES_A_HEAD = 512, 64
+MAX_HEAD_DIM, MAX_QUERIES_A_HEAD = 576, 64
 
 
 @dataclass(frozen=True)

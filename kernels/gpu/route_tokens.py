@@ -36,6 +36,7 @@ def route_tokens(
         NUM_CHOSEN=num_chosen,
         NUM_GROUPS=routing.num_groups,
         NUM_CHOSEN_GROUPS=routing.num_chosen_groups,
+        NUM_BEST=routing.num_best_of_group,
         **find_launch("choose_experts", num_experts, num_chosen),
     )
     place_rows[(num_experts,)](
@@ -74,6 +75,7 @@ def choose_experts(
     NUM_CHOSEN: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
     NUM_CHOSEN_GROUPS: tl.constexpr,
+    NUM_BEST: tl.constexpr,
     BLOCK_X: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
@@ -93,7 +95,8 @@ def choose_experts(
     rank_X = tl.where(rank_X > LOWEST, rank_X, LOWEST)
     rank_X = tl.where(mask_X, rank_X, float("-inf"))
     if NUM_GROUPS > 1:
-        rank_X = keep_best_groups(rank_X, index_X, num_experts // NUM_GROUPS, NUM_GROUPS, NUM_CHOSEN_GROUPS)
+        size = num_experts // NUM_GROUPS
+        rank_X = keep_best_groups(rank_X, index_X, size, NUM_GROUPS, NUM_CHOSEN_GROUPS, NUM_BEST)
     index_K = tl.arange(0, BLOCK_K)
     chosen_K = tl.zeros([BLOCK_K], tl.int32)
     share_K = tl.zeros([BLOCK_K], tl.float32)
@@ -112,15 +115,19 @@ def choose_experts(
 
 
 @triton.jit
-def keep_best_groups(rank_X, index_X, size, NUM_GROUPS: tl.constexpr, NUM_CHOSEN_GROUPS: tl.constexpr):
-    """Returns the ranks, at -inf except in the best groups. A group's score is the sum of its best two ranks."""
+def keep_best_groups(
+    rank_X, index_X, size, NUM_GROUPS: tl.constexpr, NUM_CHOSEN_GROUPS: tl.constexpr, NUM_BEST: tl.constexpr
+):
+    """Returns the ranks, at -inf except in the best groups. A group's score is the sum of its best ranks."""
     group_X = index_X // size
     sum_X = tl.full(rank_X.shape, float("-inf"), tl.float32)
     for group in range(NUM_GROUPS):
         own_X = tl.where(group_X == group, rank_X, float("-inf"))
-        second = tl.max(pop_best(own_X, index_X)[1], 0)
-        second = tl.where(second == float("-inf"), 0.0, second)  # a group of one
-        sum_X = tl.where(index_X == group, tl.max(own_X, 0) + second, sum_X)
+        score = tl.max(own_X, 0)
+        if NUM_BEST > 1:
+            second = tl.max(pop_best(own_X, index_X)[1], 0)
+            score += tl.where(second == float("-inf"), 0.0, second)  # a group of one
+        sum_X = tl.where(index_X == group, score, sum_X)
     kept_X = rank_X != rank_X
     for _ in range(NUM_CHOSEN_GROUPS):
         best, sum_X = pop_best(sum_X, index_X)

@@ -55,7 +55,7 @@ def route_tokens_reference(
 def _keep_best_groups(ranks_TX: Tensor, routing: Routing) -> Tensor:
     """Returns the ranks with those of all groups but the best at -inf."""
     ranks_TGX = ranks_TX.unflatten(1, (routing.num_groups, -1))
-    sums_TG = ranks_TGX.topk(min(2, ranks_TGX.shape[2]), dim=-1).values.sum(-1)
+    sums_TG = ranks_TGX.topk(min(routing.num_best_of_group, ranks_TGX.shape[2]), dim=-1).values.sum(-1)
     is_kept_TG = torch.zeros_like(sums_TG, dtype=torch.bool)
     is_kept_TG.scatter_(1, sums_TG.topk(routing.num_chosen_groups, dim=-1).indices, True)
     return ranks_TGX.where(is_kept_TG[..., None], -torch.inf).flatten(1)

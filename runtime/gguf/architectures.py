@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from runtime.gguf import expert_configs as experts
+from runtime.gguf import latent_configs as latents
 from runtime.gguf import layer_names as names
 from runtime.gguf import llama_configs as dense
 from runtime.gguf import recurrent_configs as recurrent
@@ -86,6 +87,7 @@ OLMO_LAYER = names.PROJECTIONS | names.QWEN3_NORMS | names.NORMS_AFTER | names.L
 OLMO2 = QWEN2.like("Olmo2ForCausalLM", "olmo2", windows.olmo_config, OLMO_LAYER)
 QWEN3_MOE_LAYER = names.LLAMA_ATTENTION | names.QWEN3_NORMS | names.QWEN3_EXPERTS
 GLM4_MOE = QWEN3.like("Glm4MoeForCausalLM", "glm4_moe", experts.glm4_moe_config, names.GLM4_MOE_LAYER)
+DEEPSEEK2 = QWEN2.like("DeepseekV3ForCausalLM", "deepseek_v3", latents.deepseek2_config, names.LATENT_LAYER)
 ARCHITECTURES = {
     "llama": LLAMA,
     "glm4moe": GLM4_MOE,
@@ -118,6 +120,9 @@ ARCHITECTURES = {
     "lfm2": LFM2,
     "lfm2moe": LFM2.like("Lfm2MoeForCausalLM", "lfm2_moe", recurrent.lfm2_moe_config),
     "olmoe": QWEN3.like("OlmoeForCausalLM", "olmoe", experts.olmoe_config, QWEN3_MOE_LAYER),
+    "deepseek2": DEEPSEEK2,
+    "mistral4": DEEPSEEK2,
+    "minicpm3": DEEPSEEK2.like("MiniCPM3ForCausalLM", "minicpm3", latents.latent_config),
     "smollm3": LLAMA.like("SmolLM3ForCausalLM", "smollm3", dense.smollm3_config),
     "granite": LLAMA.like("GraniteForCausalLM", "granite", dense.granite_config),
     "mistral3": LLAMA.like("Ministral3ForCausalLM", "ministral3", dense.mistral3_config),

@@ -35,6 +35,10 @@ class ModelFields:
     def has_key(self, key: str) -> bool:
         return f"{self._architecture}.{key}" in self.file.metadata
 
+    def vocabulary(self) -> int:
+        """Returns the rows of the embedding."""
+        return prod(self.file.tensors["token_embd.weight"].shape[:-1])
+
     def has(self, tensor: str) -> bool:
         return tensor in self.file.tensors
 
@@ -135,7 +139,7 @@ def llama_config(fields: ModelFields, *, rotates_parts: bool = False) -> dict[st
         "head_dim": head_dim,
         "max_position_embeddings": fields.count("context_length"),
         "rms_norm_eps": fields.number(next(filter(fields.has_key, NORM_EPS), NORM_EPS[0])),
-        "rope_parameters": _rope_parameters(fields, head_dim),
+        "rope_parameters": rope_parameters(fields, head_dim),
         "attention_bias": fields.has("blk.0.attn_q.bias"),
         "mlp_bias": fields.has("blk.0.ffn_gate.bias"),
         "hidden_act": "silu",
@@ -147,7 +151,7 @@ def dense_llama_config(fields: ModelFields) -> dict[str, Any]:
     return llama_config(fields)
 
 
-def _rope_parameters(fields: ModelFields, head_dim: int) -> dict[str, Any]:
+def rope_parameters(fields: ModelFields, head_dim: int) -> dict[str, Any]:
     """Returns the rotary positions."""
     rotated = fields.count("rope.dimension_count", head_dim, most=MAX_HEAD_DIM)
     part = {} if rotated == head_dim else {"partial_rotary_factor": rotated / head_dim}

@@ -74,12 +74,13 @@ def find_architecture(file: GgufFile) -> Architecture:
 def read_config(file: GgufFile) -> dict[str, Any]:
     """Returns the model's config.json. Raises `BootError` that names the key or tensor which is not supported."""
     architecture = find_architecture(file)
+    fields = ModelFields(file, file.metadata["general.architecture"])
     return {
         "architectures": [architecture.hf_name],
         "model_type": architecture.model_type,
-        "vocab_size": prod(file.tensors["token_embd.weight"].shape[:-1]),
+        "vocab_size": fields.vocabulary(),
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        **architecture.config(ModelFields(file, file.metadata["general.architecture"])),
+        **architecture.config(fields),
     }
 
 

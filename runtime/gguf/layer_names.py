@@ -69,6 +69,25 @@ GATED_DELTA_LAYER = {
 }
 """The layer after the last one is that of the head of multi-token prediction."""
 
+LATENT_LAYER = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+    "attn_output": "self_attn.o_proj",
+    **LLAMA_MLP,
+    **SHARED_EXPERTS,
+    "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj",
+}
+"""Files from before April 2025, and MiniCPM3's, have keys and values in one tensor."""
+
 GPT_OSS_LAYER = PROJECTIONS | {
     "attn_norm": "input_layernorm",
     "attn_sinks": "self_attn.sinks",

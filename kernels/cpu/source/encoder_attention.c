@@ -54,6 +54,7 @@ static void NAME(encoder_attention_item)(const void *data, int64_t item) {
   const float scale = (float)of->scale * LOG2_E;
   const element *query = (const element *)of->query + token * of->query_stride + head * queries * head_dim;
   NAME(prefill_scratch) scratch, *s = &scratch;
+  s->value_dim = padded_dim;
   memset(s->sums, 0, sizeof(float) * (size_t)(padded_dim * QUERY_STRIDE * NUM_GROUPS(num_queries)));
   for (int q = 0; q < MAX_QUERIES; q++) {
     /* The padding of the last vector has the position of the last query. */
@@ -92,12 +93,3 @@ static void NAME(encoder_attention_item)(const void *data, int64_t item) {
 PUBLIC int NAME(encoder_attention)(const NAME(paged_decode_arguments) *of) {
   return NAME(run_tiles)(of, NAME(encoder_attention_item));
 }
-
-#undef STEP
-#undef ON_TILES
-#undef packed
-#undef packed_step
-#undef TILE_ROWS
-#undef ENDS_STEP
-#undef VALUES_ROW
-#undef VALUES_STEP

@@ -6,7 +6,8 @@
 enum { MAX_EXPERTS = 1024 };
 #endif
 
-/* Sets ranks to -inf except those of the best groups. A group's score is the sum of its best two ranks. */
+/* Sets ranks to -inf except those of the best groups. A group's score is its best rank, or the sum
+   of its best two. */
 static void NAME(keep_best_groups)(const NAME(route_tokens_arguments) *of, float *ranks) {
   const int64_t size = of->num_experts / of->num_groups;
   float sums[MAX_EXPERTS];
@@ -16,7 +17,7 @@ static void NAME(keep_best_groups)(const NAME(route_tokens_arguments) *of, float
       if (ranks[i] > first) second = first, first = ranks[i];
       else if (ranks[i] > second) second = ranks[i];
     }
-    sums[group] = size > 1 ? first + second : first;
+    sums[group] = size > 1 && of->num_best_of_group > 1 ? first + second : first;
   }
   for (int64_t k = 0; k < of->num_chosen_groups; k++) {
     int64_t best = -1;

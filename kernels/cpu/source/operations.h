@@ -14,6 +14,7 @@
 #include "tile_product.h"
 #include "paged_prefill.c"
 #include "encoder_attention.c"
+#include "latent_attention.c"
 #include "pack_linear.c"
 #include "packed_linear.c"
 #include "fp8_linear.c"

@@ -5,7 +5,7 @@
 
 #ifndef SLUICE_PAGED_KV
 #define SLUICE_PAGED_KV
-enum { BLOCK = 64 /* keys at a time */, MAX_HEAD_DIM = 512, LINE_BYTES = 64 };
+enum { BLOCK = 64 /* keys at a time */, MAX_HEAD_DIM = 576, LINE_BYTES = 64 };
 
 #define PADDED_DIM(head_dim) (((head_dim) + 31) / 32 * 32) /* whole vectors of bfloat16 */
 

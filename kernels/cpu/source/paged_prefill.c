@@ -54,6 +54,7 @@ typedef struct {
   uint32_t num_seen[MAX_QUERIES];                                   /* the keys that it sees: those up to the last one */
   int64_t offsets[BLOCK];
   int first_line, end_line; /* the lines that a group prefetches, see ask_ahead */
+  int value_dim;            /* of `sums`: padded, it may be less than that of K */
 } __attribute__((aligned(64))) NAME(prefill_scratch);
 
 #if STEP == 2
@@ -84,13 +85,13 @@ INLINE void NAME(cap_block)(const NAME(paged_decode_arguments) *cache, float rat
 /* Adds V of a block's keys to the sums of a group's queries, of which vector v sees keys up to ends[v + 1]. */
 INLINE void NAME(add_block)(int group, int vectors, const int *ends, int padded_dim, const product_kind kind,
                             NAME(prefill_scratch) *s) {
-  float *sums = s->sums + column_of(group, padded_dim);
+  float *sums = s->sums + column_of(group, s->value_dim);
   const int together = ends[1] == ends[vectors] ? vectors : 1;
   for (int v = 0; v < vectors; v += together) {
     const block_factors factors = {s->keep + 16 * v, s->add + 16 * v, s->units + 16 * v};
     if (ends[v + 1])
       NAME(tile_product)
-      (s->values, VALUES_ROW, VALUES_STEP(padded_dim), s->weights + 16 * v, sums + 16 * v, padded_dim, ends[v + 1] / STEP,
+      (s->values, VALUES_ROW, VALUES_STEP(padded_dim), s->weights + 16 * v, sums + 16 * v, s->value_dim, ends[v + 1] / STEP,
        together, kind, &factors);
   }
 }
@@ -134,12 +135,34 @@ INLINE void NAME(find_scales)(const NAME(paged_decode_arguments) *cache, int num
   }
 }
 
-/* Attends to the keys from the first query's window on, block after block, each with all groups of queries. */
+/* Packs a block of latents of codes, which are elements then. */
+static void NAME(pack_latent_codes)(const NAME(paged_decode_arguments) *cache, int num_keys, int padded_dim, NAME(prefill_scratch) *s) {
+  const int64_t head_dim = cache->head_dim, rotated = cache->rotated_dim, rank = head_dim - rotated;
+  element latents[BLOCK * MAX_HEAD_DIM];
+  NAME(paged_decode_arguments) plain = *cache;
+  plain.keys = plain.values = latents;
+  for (int j = 0; j < num_keys; j++) {
+    const int64_t slot = s->offsets[j] / head_dim;
+    const int8_t *codes = (const int8_t *)cache->keys + slot * (rank + 2 * rotated);
+    const float scale = widen_bfloat16(cache->latent_scales[slot]);
+    element *latent = latents + j * head_dim;
+    SIMD for (int64_t d = 0; d < rank; d++) latent[d] = NARROW((float)codes[d] * scale);
+    for (int64_t d = 0; d < rotated; d++) {
+      uint16_t mine;
+      memcpy(&mine, codes + rank + 2 * d, sizeof mine);
+      latent[rank + d] = NARROW(widen_bfloat16(mine));
+    }
+    s->offsets[j] = j * head_dim;
+  }
+  NAME(pack_block)(&plain, num_keys, padded_dim, ELEMENTS, s);
+}
+
+/* Attends to the keys from `first_seen` up to `num_keys`, block after block, each with all groups of queries. */
 static void NAME(attend_keys)(const NAME(paged_decode_arguments) *cache, const int32_t *pages, int64_t head, float scale,
-                              int num_queries, int64_t num_keys, int padded_dim, NAME(prefill_scratch) *s) {
-  const int num_groups = NUM_GROUPS(num_queries);
-  const int num_lines = 2 * (int)KEY_LINES(cache->head_dim * CACHED_BYTES(cache));
-  const int64_t num_before = (int64_t)s->last_seen[0] + 1 - s->num_seen[0], first_seen = num_before > 0 ? num_before : 0;
+                              int num_queries, int64_t first_seen, int64_t num_keys, int padded_dim,
+                              NAME(prefill_scratch) *s) {
+  const int num_groups = NUM_GROUPS(num_queries), num_parts = cache->values == cache->keys ? 1 : 2;
+  const int num_lines = num_parts * (int)KEY_LINES(cache->head_dim * CACHED_BYTES(cache));
   const int64_t begin = first_seen / BLOCK * BLOCK;
   int here = num_keys - begin < BLOCK ? (int)(num_keys - begin) : BLOCK;
   NAME(find_tokens)(cache, pages, head, begin, here, s->offsets);
@@ -147,7 +170,10 @@ static void NAME(attend_keys)(const NAME(paged_decode_arguments) *cache, const i
   for (int64_t j = 0; j < first_seen - begin; j++) s->offsets[j] = s->offsets[first_seen - begin];
   for (int64_t first = begin; first < num_keys; first += BLOCK) {
     switch (NAME(form_of)(cache)) {
-      case ELEMENTS: NAME(pack_block)(cache, here, padded_dim, ELEMENTS, s); break;
+      case ELEMENTS:
+        if (cache->latent_scales) NAME(pack_latent_codes)(cache, here, padded_dim, s);
+        else NAME(pack_block)(cache, here, padded_dim, ELEMENTS, s);
+        break;
       case CODES:
         NAME(pack_block)(cache, here, padded_dim, CODES, s);
         NAME(find_scales)(cache, here, s);
@@ -200,11 +226,14 @@ static void NAME(paged_prefill_item)(const void *data, int64_t item) {
   if (STEP == 2 && call->of.key_scales) NAME(pack_query_codes)(query, call->of.query_stride, (int)queries, num_queries, (int)head_dim, scale, s);
   else NAME(pack_queries)(query, call->of.query_stride, (int)queries, num_queries, (int)head_dim, s);
   const int32_t *pages = call->of.page_tables + row * call->of.table_stride;
+  const int64_t num_before = (int64_t)s->last_seen[0] + 1 - s->num_seen[0];
+  s->value_dim = padded_dim;
 #if ON_TILES
   tile_settings before;
   use_tiles(&before);
 #endif
-  NAME(attend_keys)(&call->of, pages, head, scale, num_queries, num_keys, padded_dim, s);
+  NAME(attend_keys)
+  (&call->of, pages, head, scale, num_queries, num_before > 0 ? num_before : 0, num_keys, padded_dim, s);
 #if ON_TILES
   leave_tiles(&before);
 #endif

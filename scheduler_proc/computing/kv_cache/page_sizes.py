@@ -54,7 +54,9 @@ def _count_bytes(parts: Sequence[CachePart], placement: Placement) -> int:
 def list_tensors(parts: Sequence[CachePart], placement: Placement) -> list[tuple[tuple[int, ...], torch.dtype]]:
     """Returns the shape of a token or state in each tensor of these parts: their values, then the scales of codes."""
     dtypes = {"cache": placement.kv_dtype, "activation": placement.dtype, "float32": torch.float32}
-    tensors = [(part.shape, dtypes[part.number]) for part in parts]
+    more = [part.num_uncoded if placement.kv_codes and part.number == "cache" else 0 for part in parts]
+    shapes = [(*part.shape[:-1], part.shape[-1] + size) for part, size in zip(parts, more, strict=True)]
+    tensors = [(shape, dtypes[part.number]) for part, shape in zip(parts, shapes, strict=True)]
     with_scales = [part for part in parts if part.number == "cache" and placement.kv_codes]
     return tensors + [(part.shape[:-1], SCALE_DTYPE) for part in with_scales]
 

@@ -30,7 +30,7 @@ def choose_format(
     parameter; the embedding stays unquantized. Raises `BootError` if ranks would divide blocks.
     """
     role, own = parameter.role, cut_segments(segments, part)
-    is_uneven = part.shape[0] // parameter.num_stacked % BLOCK != 0  # outputs of an expert
+    is_uneven = parameter.stacked_rows(part) % BLOCK != 0  # outputs of an expert or a head
     if role not in ("linear", "experts", "router", "tied", "embedding") or (role == "experts" and is_uneven):
         return PLAIN
     if placement.quantization is not None and role != "router":

@@ -2,27 +2,27 @@
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from kernels.arguments.block_rows import BlockRows, Segment, TransposedBlockRows, row_bytes
+from kernels.arguments.block_rows import BlockRows, Segment, row_bytes
 from kernels.cpu.huge_pages import ALIGNMENT
 from kernels.formats.registry import BLOCK_FORMATS, QUANTIZING
 from kernels.formats.weight_format import Rows, Weight, WeightFormat
-from kernels.operations.dequantize_blocks import dequantize_blocks, has_finite_scales
+from kernels.operations.dequantize_blocks import has_finite_scales
 from messages.errors import BootError
 from runtime.model_files import refused_errors
 from scheduler_proc.computing.loading.formats import Conversions, choose_format
 from scheduler_proc.computing.loading.quantized.stored_linear import FLOATS
-from scheduler_proc.computing.loading.sources.tensor_file import NUMBERS, StoredTensor, with_whole_heads
+from scheduler_proc.computing.loading.sources.tensor_file import NUMBERS
+from scheduler_proc.computing.loading.stored_parts import bad_scales, parts_of, read_values, stored_shape
 from scheduler_proc.computing.model.blocks.head import HEAD
 from scheduler_proc.computing.model.blocks.weights import Weights
-from scheduler_proc.computing.model.families.family import InterleavedHeads, Source, StoredSource, TensorNames
+from scheduler_proc.computing.model.families.family import Source, StoredSource, TensorNames
 from scheduler_proc.computing.model.parameters import ByColumns, Parameter
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.model.stages import model_parameters
@@ -43,9 +43,6 @@ BYTES_AT_ONCE = 16 << 20
 
 QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".absmax", ".SCB", "_blocks")
 """Ends of the names of tensors that are read only as a part of a quantized weight."""
-
-VALUES_AT_ONCE = 1 << 18
-"""The number of values that are read from blocks at a time: they stay in the caches until they are stored."""
 
 log = logging.getLogger("sluice.weights")
 
@@ -114,7 +111,7 @@ class ShardWeights:
                     weight.set_rows(row + first - found.start, some)
                     rows.release(some.blocks)
             else:
-                for first, values in _read_values(rows, found):
+                for first, values in read_values(rows, found):
                     weight.set_rows(row + first, values[:, part.columns] if values.dim() > 1 else values)
             num_before += len(requested)
 
@@ -123,7 +120,7 @@ class ShardWeights:
         largest_O = None
         if quantization == "int8" and self._num_ranks > 1 and isinstance(parameter.split, ByColumns):
             # The codes of all ranks use the same scale as a single rank would.
-            values = [values for piece in pieces for _, values in _read_values(piece, range(len(piece)))]
+            values = [values for piece in pieces for _, values in read_values(piece, range(len(piece)))]
             largest = [torch.linalg.vector_norm(rows, ord=torch.inf, dim=1) for rows in values]
             largest_O = torch.cat(largest).to(self._placement.dtype)
         self.weights[name] = weight.finish(largest_O)
@@ -136,23 +133,6 @@ def _make_zeros(shape: tuple[int, ...], weight_format: WeightFormat, form: str) 
         blocks = torch.zeros(shape[0], row_bytes(form, shape[1]), dtype=torch.uint8)
         return BlockRows(blocks, form, shape[1])
     return torch.zeros(shape)
-
-
-def _read_values(rows: Rows, requested: range) -> Iterator[tuple[int, Tensor]]:
-    """Yields values of the wanted rows, and how many come before; those of blocks a few at a time."""
-    if not requested:
-        return
-    if isinstance(rows, Tensor):
-        yield 0, rows[requested.start : requested.stop]
-        return
-    step = max(1, VALUES_AT_ONCE // rows.num_inputs)
-    for begin in range(requested.start, requested.stop, step):
-        some = slice(begin, min(begin + step, requested.stop))
-        part = rows.part(some, slice(None))
-        if not has_finite_scales(part):
-            raise ValueError("a scale is NaN or infinite")
-        yield begin - requested.start, dequantize_blocks(part)
-        rows.release(part.blocks)
 
 
 def load_weights(
@@ -173,7 +153,7 @@ def load_weights(
         missing_parts[stored.source.target] += len(stored.parts)
     pieces: dict[str, dict[int, Rows]] = {}
     for num_done, (name, tensor) in enumerate(checkpoint.read(set(sources)), start=1):
-        shape = _stored_shape(tensor, sources[name][0])
+        shape = stored_shape(tensor, sources[name][0])
         is_reshaped = sources[name][0].source.change == "reshaped" and prod(tensor.shape) == prod(shape)
         if tuple(tensor.shape) != shape and not is_reshaped:
             wrong_shapes.append(f"{name}: expected {list(shape)}, got {list(tensor.shape)}")
@@ -213,85 +193,13 @@ def _sources_of(targets: Collection[str], sources: Sources) -> Sources:
     return {name: of_name for name, of_name in own.items() if of_name}
 
 
-def _stored_shape(tensor: StoredTensor, stored: StoredSource) -> tuple[int, ...]:
-    """Returns the shape that the tensor of a source should have. Stacks of blocks are one matrix, others may be."""
-    stack = stored.stack
-    if stack is None:
-        return stored.source.shape
-    num_groups, *shape = stack.shape
-    if not isinstance(tensor, Tensor) or tensor.dim() == len(shape):
-        return num_groups * shape[0], *shape[1:]
-    return num_groups, *(reversed(shape) if stack.is_transposed_in(tensor.shape) else shape)
-
-
-def parts_of(name: str, tensor: StoredTensor, stored: StoredSource) -> list[Rows]:
-    """Returns the rows of each part of a source that the tensor has."""
-    source, stack = stored.source, stored.stack
-    if stack is None or isinstance(tensor, TransposedBlockRows):
-        return [_change(name, tensor, source)]
-    num_groups, num_rows, *_ = stack.shape
-    num_parts, found = len(stored.parts) // num_groups, list[Rows]()
-    if isinstance(tensor, Tensor) and tensor.dim() < len(stack.shape):
-        tensor = tensor.unflatten(0, (num_groups, -1))
-    is_transposed = stack.is_transposed_in(tensor.shape)
-    for part in stored.parts:
-        group, number = divmod(part, num_parts)
-        begin = stack.first_row + number * stack.step * source.num_rows
-        end = begin + stack.step * source.num_rows
-        if isinstance(tensor, Tensor):
-            rows = tensor[group].T if is_transposed else tensor[group]
-            found.append(rows[begin : end : stack.step])
-        else:
-            first = group * num_rows
-            found.append(tensor.part(slice(first + begin, first + end, stack.step), slice(None)))
-    return found
-
-
-def _change(name: str, tensor: StoredTensor, source: Source) -> Rows:
-    """Returns a tensor's rows as our parameter has them."""
-    rows = tensor.T if source.change == "transposed" else tensor
-    if isinstance(rows, TransposedBlockRows):
-        raise BootError(f"{name}: its blocks are of columns, and cannot be read as rows")
-    match source.change:
-        case InterleavedHeads():
-            if isinstance(rows, BlockRows):
-                return replace(rows, blocks=_with_whole_heads(rows.blocks, source.change))
-            return _with_whole_heads(rows, source.change)
-        case tuple(factors):
-            return _multiply(name, rows, factors)
-        case "reshaped" if isinstance(rows, Tensor):
-            return rows.reshape(source.shape)
-        case "channels_last" if isinstance(rows, Tensor):
-            return rows.unflatten(1, (-1, 3)).transpose(1, 2).flatten(1)
-        case _:
-            return rows
-
-
-def _with_whole_heads(rows: Tensor, heads: InterleavedHeads) -> Tensor:
-    units = rows.unflatten(0, (-1, heads.unit))
-    return with_whole_heads(units, heads.num_heads, heads.num_rotated // heads.unit).flatten(0, 1)
-
-
-def _multiply(name: str, rows: Rows, factors: Sequence[tuple[float, int]]) -> Tensor:
-    """Returns the rows, each multiplied by its factor, in float32."""
-    if isinstance(rows, BlockRows) and not has_finite_scales(rows):
-        raise _bad_scales(name, rows)
-    values = torch.cat([values for _, values in _read_values(rows, range(len(rows)))])
-    each = torch.tensor([factor for factor, num_rows in factors for _ in range(num_rows)])
-    return values.float() * each[:, None]
-
-
 def _find_damage(target: str, sources: Sources, pieces: Mapping[int, Rows]) -> BootError | None:
     """Returns the error of a parameter with scales that are NaN or infinite, which names the tensor."""
     for name, stored in _with_names(sources):
         for rows in [pieces[row] for row in stored.first_rows if stored.source.target == target]:
             if isinstance(rows, BlockRows) and not has_finite_scales(rows):
-                return _bad_scales(name, rows)
+                return bad_scales(name, rows)
     return None
-
-
-def _bad_scales(name: str, rows: BlockRows) -> BootError:
-    return BootError(f"{name}: a scale of its {rows.form} blocks is NaN or infinite; the file is damaged")
 
 
 def _with_names(sources: Sources) -> list[tuple[str, StoredSource]]:
@@ -326,9 +234,11 @@ def find_segments(shard: AnyShard, family: TensorNames, checkpoint: "Checkpoint"
     segments: dict[str, list[tuple[int, Segment]]] = {}
     for name, stored in _with_names(_find_sources(shard, family, checkpoint)):
         source = stored.source
-        form = NUMBERS if isinstance(source.change, tuple) else checkpoint.forms.get(name, NUMBERS)
+        form = checkpoint.forms.get(name, NUMBERS)
         if form is None:
             return None
+        if isinstance(source.change, tuple) or (stored.stack is not None and stored.stack.num_turned):
+            form = NUMBERS
         segment = Segment(form, source.num_rows)
         segments.setdefault(source.target, []).extend((row, segment) for row in stored.first_rows)
     return {target: [segment for _, segment in sorted(of_target)] for target, of_target in segments.items()}

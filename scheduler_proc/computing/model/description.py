@@ -70,12 +70,13 @@ class CachePart:
     """One tensor of what a mixer keeps: `shape` values for each token in the KV cache, or for each recurrent state.
 
     `number`: they have the number format of the cache, which may be codes with a scale for each vector; that of
-    activations; or float32.
+    activations; or float32. The last `num_uncoded` values of a vector are no codes: they are bfloat16 behind these.
     """
 
     name: str
     shape: tuple[int, ...]
     number: Literal["cache", "activation", "float32"] = "cache"
+    num_uncoded: int = 0
 
 
 class BlockDescription(Protocol):

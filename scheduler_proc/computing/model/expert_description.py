@@ -31,6 +31,7 @@ class ExpertMlpDescription(BlockDescription):
     has_correction: bool = False
     num_groups: int = 1
     num_chosen_groups: int = 1
+    num_best_of_group: Literal[1, 2] = 2
     share_scale: float = 1.0
     shared: DenseMlpDescription | None = None
     has_shared_gate: bool = False

@@ -54,6 +54,12 @@ class Parameter:
     split: Split = None
     num_stacked: int = 1
 
+    def stacked_rows(self, part: Part) -> int:
+        """Returns the rows of each weight in a rank's part, which has some of the weights or some rows of all."""
+        if isinstance(self.split, ByRows) and self.split.sections[0][0] == self.num_stacked:
+            return self.split.sections[0][1]
+        return part.shape[0] // self.num_stacked
+
     def part(self, rank: int, num_ranks: int) -> Part:
         """Returns the rank's part of the parameter."""
         all_rows = (range(self.shape[0]),)

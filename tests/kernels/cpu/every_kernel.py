@@ -30,6 +30,7 @@ from kernels.operations.gated_delta import gated_delta
 from kernels.operations.gated_norm import gated_norm
 from kernels.operations.gelu import gelu
 from kernels.operations.gelu_mul import gelu_mul
+from kernels.operations.join_heads import join_heads
 from kernels.operations.layer_norm import layer_norm
 from kernels.operations.lora_linear import lora_linear
 from kernels.operations.mamba_scan import mamba_scan
@@ -48,6 +49,13 @@ from kernels.operations.silu_mul import silu_mul
 from tests.kernels import encoder_cases
 from tests.kernels.cases import OPTIONS, Shape, assert_close, make_paged_case, with_codes
 from tests.kernels.gpu.plausible_blocks import plausible_rows
+from tests.kernels.latent_cases import (
+    LatentShape,
+    attend_decode,
+    attend_prefill,
+    make_latent_case,
+    with_latent_codes,
+)
 from tests.kernels.lora_cases import expect, make_slots, on_device
 from tests.kernels.state_cases import NUM_TOKENS, make_decay, make_states, mixed_rows
 
@@ -73,6 +81,15 @@ def attend_whole(shape: encoder_cases.EncoderShape, dtype: torch.dtype) -> None:
     heads, bias = encoder_cases.make_heads(shape, dtype)
     out = encoder_cases.run(heads, bias, shape, encoder_cases.NUM_SINGLE, encoder_cases.LENS)
     assert_close(out, encoder_cases.expected(heads, bias, shape), dtype)
+
+
+def attend_latents(shape: LatentShape, dtype: torch.dtype) -> None:
+    prompts = make_latent_case(shape, [1, 66, 17], [0, 61, 300], dtype)
+    rows = make_latent_case(shape, [1, 1, 1], [0, 63, 299], dtype)
+    for case, attend in ((prompts, attend_prefill), (rows, attend_decode)):
+        for own in (case, with_latent_codes(case, shape.rank)):
+            assert_close(attend(own, shape.rank), own.expected[..., : shape.rank], dtype)
+    join_heads(torch.randn(3, 5, 7).to(dtype))
 
 
 def attend_codes(shape: Shape, dtype: torch.dtype, **options: Any) -> None:
@@ -237,6 +254,8 @@ def main(library: Path) -> None:
             for shape in SHAPES:
                 attend(shape, dtype)
                 store(shape, dtype)
+            for latents in (LatentShape(5, 40, 6, 4), LatentShape(20, 64, 8, 16)):
+                attend_latents(latents, dtype)
             for encoder_shape in encoder_cases.SHAPES:
                 attend_whole(encoder_shape, dtype)
             for shape in (SHAPES[0], SHAPES[4]):

@@ -26,6 +26,7 @@ ROUTINGS = {
     "groups": Routing(
         num_chosen=4, score="sigmoid", is_renormalized=True, num_groups=4, num_chosen_groups=2, scale=1.5
     ),
+    "best of groups": Routing(num_chosen=4, num_groups=4, num_chosen_groups=2, num_best_of_group=1),
     "groups of one": Routing(num_chosen=3, num_groups=12, num_chosen_groups=5),
 }
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,7 +44,8 @@ def test_scores_by_sigmoid_and_groups() -> None:
     logits, bias = torch.randn(10, 12, generator=generator), torch.randn(12, generator=generator) / 2
     options: dict[str, Any] = {"num_chosen": 4, "is_renormalized": True, "scale": 2.5}
     grouped = Routing(**options, score="sigmoid", num_groups=4, num_chosen_groups=2)
-    for routing in (grouped, Routing(**options, score="sigmoid"), Routing(**options)):
+    best = replace(grouped, score="softmax", num_best_of_group=1)
+    for routing in (grouped, best, Routing(**options, score="sigmoid"), Routing(**options)):
         routes = route_tokens(logits, routing, bias_X=bias)
         experts = torch.bucketize(routes.rows, routes.ends, right=True)
         for row, found, shares in zip(logits, experts, routes.shares, strict=True):
@@ -52,9 +54,8 @@ def test_scores_by_sigmoid_and_groups() -> None:
             groups = range(routing.num_groups)
             size = 12 // len(groups)
             members = [sorted(ranks[group * size : (group + 1) * size]) for group in groups]
-            kept = sorted(groups, key=lambda group, members=members: -sum(members[group][-2:]))[
-                : routing.num_chosen_groups
-            ]
+            best_sums = [sum(own[-routing.num_best_of_group :]) for own in members]
+            kept = sorted(groups, key=lambda group, sums=best_sums: -sums[group])[: routing.num_chosen_groups]
             among = [expert for expert in range(12) if expert // size in kept]
             chosen = sorted(among, key=lambda expert, ranks=ranks: -ranks[expert])[:4]
             assert found.tolist() == chosen

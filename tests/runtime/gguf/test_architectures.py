@@ -38,6 +38,8 @@ OTHER_FIELDS = {
     "nemotron_h_moe": [*NEMOTRON_H, "intermediate_size"],
     "falcon-h1": ["mamba_norm_before_gate"],
     "lfm2": ["rms_norm_eps", "hidden_act"],
+    "deepseek2-lite": ["n_group", "topk_group"],
+    "glm4-moe-lite": ["architectures", "model_type"],
     "lfm2moe": ["rms_norm_eps", "hidden_act", "block_auto_adjust_ff_dim"],
 }
 """Fields that the checkpoint has in another form, or lacks because its family does not use them."""
@@ -76,6 +78,12 @@ def test_tensors_are_those_of_the_checkpoint(name: str):
         found |= {key.format(expert): part for expert, part in enumerate(values)} if "{}" in key else {key: values}
     if name in HYBRIDS:
         found = in_order_of_the_checkpoint(name, found)
+    for key in [
+        key for key in found if key.endswith("k_b_proj.weight")
+    ]:  # [heads, rank, keys] and [heads, values, rank]
+        value_HVC = found.pop(key.replace("k_b", "v_b"))
+        both = numpy.concatenate((found.pop(key).swapaxes(1, 2), value_HVC), axis=1)
+        found[key.replace("k_b", "kv_b")] = both.reshape(-1, both.shape[2])
     expected: dict[str, str] = MODELS[name]["tensors"]
     if name == "qwen35":
         expected = expected | mtp_digests(expected)
@@ -132,6 +140,8 @@ def test_the_configuration_is_that_of_the_checkpoint(name: str):
     expected = {"attention_bias": name.startswith("qwen2"), "mlp_bias": False, "head_dim": head_dim} | expected
     if name == "gpt2":
         expected["n_inner"] = 64  # null in config.json, which means 4 * n_embd
+    if name == "minicpm3":
+        found["rope_parameters"].pop("attention_factor")
     if name.startswith("qwen35"):
         assert found.pop("has_tiled_value_heads")
     if name in HYBRIDS:
@@ -139,6 +149,38 @@ def test_the_configuration_is_that_of_the_checkpoint(name: str):
     if name in ("qwen2moe", "qwen3moe"):
         expected["num_experts"] = expected.get("num_experts", expected.get("num_local_experts"))  # another name for it
     assert {key: expected.get(key) for key in found} == found
+
+
+def config_of_latents(**fields: Any) -> dict[str, Any]:
+    """Returns the configuration of a file with changed metadata; it lacks keys whose value is `None`."""
+    file = read_gguf(GOLDEN / "deepseek2.gguf")
+    metadata = dict(file.metadata) | {f"deepseek2.{key.replace('__', '.')}": value for key, value in fields.items()}
+    found = {key: value for key, value in metadata.items() if value is not None}
+    return read_config(dataclasses.replace(file, metadata=found))
+
+
+def test_deepseek2_files_hold_several_families():
+    """Files from before April 2025 have the lengths of heads under the usual keys."""
+    mla = {"attention__key_length_mla": None, "attention__value_length_mla": None}
+    old = config_of_latents(**mla, attention__key_length=5, attention__value_length=5)
+    assert (old["qk_nope_head_dim"], old["qk_rope_head_dim"], old["v_head_dim"]) == (3, 2, 5)
+    assert old["model_type"] == "deepseek_v3"
+    assert config_of_latents(expert_gating_func=None)["model_type"] == "mistral4"
+    assert config_of_latents(expert_gating_func=None, expert_weights_norm=None)["model_type"] == "deepseek_v2"
+    grows = config_of_latents(expert_gating_func=1, attention__temperature_scale=0.25, attention__temperature_length=16)
+    assert grows["rope_parameters"]["llama_4_scaling_beta"] == 0.25
+    assert grows["rope_parameters"]["original_max_position_embeddings"] == 16
+    assert config_of_latents(expert_count=None)["model_type"] == "youtu"
+
+
+def test_glm_4_7_flash_has_sigmoids_without_a_gating_function():
+    file = read_gguf(GOLDEN / "deepseek2.gguf")
+    gate = {"deepseek2.expert_gating_func": 0, "deepseek2.block_count": 47}
+    table = dataclasses.replace(file.tensors["token_embd.weight"], shape=(154_880, 16))
+    glm = dataclasses.replace(
+        file, metadata=dict(file.metadata) | gate, tensors=file.tensors | {"token_embd.weight": table}
+    )
+    assert read_config(glm)["model_type"] == "deepseek_v3"
 
 
 def test_gates_and_ups_of_gemma_4_may_be_apart():

@@ -89,6 +89,12 @@ DIVIDED: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
     ("nemotron-h-experts", {}, 2, {"quantization": "int8"}),
     ("mamba2", {}, 2, {}),
     ("falcon-h1-norm", {}, 2, {}),
+    ("deepseek-v2", {}, 2, {}),
+    ("deepseek-v3", {}, 4, {}),
+    ("glm4-moe-lite", {}, 2, {"kv_cache_dtype": "int8"}),
+    ("youtu", {}, 2, {"quantization": "int8"}),
+    ("minicpm3", {}, 2, {}),
+    ("mistral4", {}, 2, {}),
 ]
 """Variant, changed fields of config.json, ranks, and flags."""
 

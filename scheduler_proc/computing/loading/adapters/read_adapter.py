@@ -16,7 +16,7 @@ from runtime.adapter_files import AdapterError, AdapterFiles, TensorEntry, open_
 from scheduler_proc.computing.loading.adapters.peft_config import PeftConfig, read_peft_config
 from scheduler_proc.computing.loading.adapters.targets import SegmentSource, Targets, find_targets
 from scheduler_proc.computing.loading.checkpoint import usual_name
-from scheduler_proc.computing.loading.weights import parts_of
+from scheduler_proc.computing.loading.stored_parts import parts_of
 from scheduler_proc.computing.model.adapters import Adapters, AdapterSlots, HostAdapter, LowRank, OwnTables, Table
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.description import ModelDescription

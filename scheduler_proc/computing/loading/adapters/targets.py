@@ -18,6 +18,9 @@ from scheduler_proc.computing.model.stages import model_parameters
 
 WEIGHT = ".weight"
 REFUSED = {".experts_in.weight": "experts", ".experts_out.weight": "experts", ".router.weight": "the router of experts"}
+REFUSED |= {
+    f".latent_{name}.weight": f"the {name} that latent attention makes of latents" for name in ("keys", "values")
+}
 """By the end of our names."""
 
 

@@ -39,18 +39,15 @@ def unreadable(path: Path, error: Exception) -> BootError:
     return BootError(f"{path}: cannot be read, it may be cut off or damaged: {reason:.300}")
 
 
-def with_whole_heads(rows: Tensor, num_heads: int, num_interleaved: int | None = None) -> Tensor:
+def with_whole_heads(rows: Tensor, num_heads: int, num_interleaved: int | None = None, first: int = 0) -> Tensor:
     """Returns query or key rows, in which those of a head's halves alternate, in another order: half after half.
 
-    With `num_interleaved` this is so in that many first rows of each head. With 0 heads they are not in that order, and
-    stay as they are.
+    With `num_interleaved` this is so in that many rows of each head, from `first` on. With 0 heads they are not in that
+    order, and stay as they are.
     """
     if not num_heads:
         return rows
     heads = rows.unflatten(0, (num_heads, -1))
-    rotated, others = (
-        heads[:, :num_interleaved],
-        heads[:, heads.shape[1] if num_interleaved is None else num_interleaved :],
-    )
-    halves = rotated.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
-    return torch.cat((halves, others), dim=1).flatten(0, 1)
+    end = heads.shape[1] if num_interleaved is None else first + num_interleaved
+    halves = heads[:, first:end].unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
+    return torch.cat((heads[:, :first], halves, heads[:, end:]), dim=1).flatten(0, 1)

@@ -30,6 +30,7 @@ class Block:
             score=mlp.score,
             num_groups=mlp.num_groups,
             num_chosen_groups=mlp.num_chosen_groups,
+            num_best_of_group=mlp.num_best_of_group,
             scale=mlp.share_scale,
         )
         self._correction_X = pop_tensor(weights, f"{layer}.router_correction") if mlp.has_correction else None

@@ -24,7 +24,8 @@ class Stack:
 
     It may also be one matrix, of all groups one after another. Each group has equally many parts, one after another
     from `first_row` on, of which it has each `step`-th row. `is_transposed`: plain numbers are [groups, columns, rows],
-    unless their shape shows that they are not; blocks never are.
+    unless their shape shows that they are not; blocks never are. `num_turned`: if not 0, the first so
+    many rows of a group are the columns of its part.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Stack:
     first_row: int = 0
     step: int = 1
     is_transposed: bool = False
+    num_turned: int = 0
 
     def is_transposed_in(self, shape: Sequence[int]) -> bool:
         """True if a tensor of plain numbers with this shape is transposed."""
@@ -51,11 +53,12 @@ ONE_PART = Parts(1, 0)
 @dataclass(frozen=True)
 class InterleavedHeads:
     """Heads in which neighbours of `unit` rows each are rotated together in the checkpoint, where we rotate halves;
-    their rotated rows are the first ones."""
+    their rotated rows are the first ones, or those from `first` on."""
 
     num_heads: int
     num_rotated: int
     unit: int = 1
+    first: int = 0
 
 
 RowFactors = tuple[tuple[float, int], ...]

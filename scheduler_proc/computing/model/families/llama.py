@@ -10,6 +10,7 @@ from scheduler_proc.computing.model.attention_description import AttentionDescri
 from scheduler_proc.computing.model.description import (
     DenseMlpDescription,
     LayerDescription,
+    MixerDescription,
     MlpDescription,
     ModelDescription,
     NormDescription,
@@ -80,7 +81,7 @@ def describe_norm(hf_config: HfConfig, size: int) -> NormDescription:
 
 def describe_model(
     hf_config: HfConfig,
-    attentions: Sequence[AttentionDescription],
+    attentions: Sequence[MixerDescription],
     mlps: Sequence[MlpDescription] = (),
     norm: NormDescription | None = None,
     norms: Mapping[str, str] = NORMS,

@@ -12,7 +12,8 @@ from scheduler_proc.computing.model.families.headless import behead, name_with_h
 DECODERS = (
     "gpt2 llama mixtral qwen2 qwen2_moe qwen3 qwen3_moe gemma2 gemma3 gemma4 olmo2 olmo3 cohere2 exaone4 gpt_oss phi3 "
     "smollm3 granite granite4 glm4 ministral3 glm4_moe dots1 ernie4_5_moe granitemoe olmoe qwen3_5 qwen3_5_moe "
-    "qwen3_next lfm2 nemotron_h mamba2 falcon_h1 qwen2_5_vl qwen3_vl qwen3_vl_moe"
+    "qwen3_next lfm2 nemotron_h mamba2 falcon_h1 qwen2_5_vl qwen3_vl qwen3_vl_moe "
+    "deepseek_v2 deepseek_v3 youtu minicpm3 mistral4"
 )
 """The files here with families, by name; so those of encoders."""
 

@@ -51,6 +51,15 @@ YARN = {
     "original_max_position_embeddings": 24,
 }
 MINISTRAL3 = {**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+LATENTS: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 6,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 3,
+    "qk_rope_head_dim": 2,
+    "v_head_dim": 5,
+}
+LATENT_YARN = {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}
 NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 ONE_LAYER = {"num_hidden_layers": 1}
 EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "norm_topk_prob": True}
@@ -202,6 +211,23 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
     "lfm2moe": transformers.Lfm2MoeConfig(
         **SIZES | EXPERTS, layer_types=["conv", "full_attention"], num_dense_layers=1
     ),
+    "deepseek2": transformers.DeepseekV3Config(
+        **SIZES | LATENTS | GLM_EXPERTS, scoring_func="sigmoid", num_mtp_layers=0
+    ),
+    "deepseek2-lite": transformers.DeepseekV2Config(
+        **SIZES
+        | LATENTS
+        | GLM_EXPERTS
+        | {"norm_topk_prob": False, "q_lora_rank": None, "rope_parameters": LATENT_YARN},
+        scoring_func="softmax",
+    ),
+    "deepseek2-dense": transformers.YoutuConfig(**SIZES | LATENTS),
+    "glm4-moe-lite": transformers.Glm4MoeLiteConfig(**SIZES | LATENTS | GLM_EXPERTS, scoring_func="sigmoid"),
+    "minicpm3": transformers.MiniCPM3Config(
+        **SIZES | LATENTS | {"v_head_dim": 4},
+        rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.5], "long_factor": [4.0]}
+        | {"original_max_position_embeddings": 96},
+    ),
 }
 
 
@@ -216,6 +242,8 @@ def convert(llama_cpp: str, directory: Path, outfile: Path) -> None:
     import_module("conversion.ernie").Ernie4_5Model.set_vocab = lambda self: None
     import_module("conversion.mamba").Mamba2Model.set_vocab = lambda self: None
     import_module("conversion.granite").GraniteHybridModel.set_vocab = lambda self: None
+    import_module("conversion.glm").Glm4MoeLiteModel.set_vocab = lambda self: None
+    import_module("conversion.deepseek").DeepseekV2Model.set_vocab = lambda self: None
     import_module("conversion.nemotron").NemotronHModel.set_vocab = lambda self: None
     sys.argv = ["convert", str(directory), "--outtype", "f16", "--outfile", str(outfile)]
     if outfile.stem in ("qwen35moe", "qwen3next"):

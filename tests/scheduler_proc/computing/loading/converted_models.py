@@ -62,6 +62,28 @@ EXACT_FACTORS = {
 }
 """The converter multiplies the float16 weights of Falcon-H1."""
 
+LATENT_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 24,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.7,
+}
+LATENTS = {
+    **MIXERS,
+    "num_hidden_layers": 2,
+    "q_lora_rank": 8,
+    "kv_lora_rank": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 12,
+}
+LATENT_EXPERTS = {**LATENTS, "n_routed_experts": 4, "moe_intermediate_size": 8, "scoring_func": "sigmoid"}
+SHORT_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 96}
+
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama-biases", {**LLAMA_SIZES, "tie_word_embeddings": True}),
     "qwen3": ("qwen3-gqa-tied", {**LLAMA_SIZES, "head_dim": 8}),
@@ -97,6 +119,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "falcon-h1",
         {**MIXERS, "num_hidden_layers": 1, "mamba_d_ssm": 32, "mamba_d_head": 4, "mamba_d_state": 8, "head_dim": 8}
         | EXACT_FACTORS,
+    ),
+    "deepseek2": ("deepseek-v3", {**LATENT_EXPERTS, "norm_topk_prob": True}),
+    "deepseek2-yarn": (
+        "deepseek-v2",
+        {**LATENT_EXPERTS, "n_group": 1, "scoring_func": "softmax", "rope_parameters": LATENT_YARN},
+    ),
+    "glm4-moe-lite": ("glm4-moe-lite", {**LATENT_EXPERTS, "first_k_dense_replace": 1, "rope_interleave": True}),
+    "deepseek2-dense": ("youtu", LATENTS),
+    "minicpm3": (
+        "minicpm3",
+        {**LATENTS, "v_head_dim": 8, "scale_emb": 12, "dim_model_base": 256}
+        | {"rope_parameters": {**SHORT_ROPE, "short_factor": [1.0, 1.5], "long_factor": [1.0, 4.0]}},
     ),
     "gpt_oss": ("gpt_oss", GPT_OSS_SIZES),
     "gpt_oss_mxfp4": ("gpt_oss", {**GPT_OSS_SIZES, "is_quantized": True}),

@@ -18,7 +18,12 @@ from tests.scheduler_proc.computing.backends.cuda.test_forward_passes import loa
 from tests.scheduler_proc.computing.drive import Schedule, generate
 from tests.scheduler_proc.computing.reference import assert_greedy
 
-NAMES = [*(name for variants in TRANSFORMERS_VARIANTS.values() for name in variants), "gemma2", "gpt-oss"]
+NAMES = [
+    *(name for variants in TRANSFORMERS_VARIANTS.values() for name in variants),
+    "gemma2",
+    "gpt-oss",
+    "deepseek-v3",
+]
 NUM_TOKENS = 20
 SCHEDULES = [Schedule(), Schedule(chunk_tokens=7, stagger=1, seed=2), Schedule(chunk_tokens=1, seed=1)]
 

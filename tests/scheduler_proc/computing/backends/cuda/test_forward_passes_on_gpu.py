@@ -57,7 +57,7 @@ def test_graphs_give_the_tokens_of_single_launches(model_dir: Path, captured: Ru
     assert generate(on_cpu, PROMPTS, 12, schedule, GREEDY) == eager
 
 
-@pytest.mark.parametrize("variant", ["gpt_neox", "deepseek_v3", "gpt-oss"])
+@pytest.mark.parametrize("variant", ["gpt_neox", "deepseek-v3", "gpt-oss"])
 def test_what_transformers_computes_has_the_tokens_of_a_cpu(tmp_path: Path, variant: str) -> None:
     build_checkpoint(tmp_path, variant)
     schedule, flags = Schedule(chunk_tokens=7, stagger=1, seed=5), {"model_impl": "transformers"}

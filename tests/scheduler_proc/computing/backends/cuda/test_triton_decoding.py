@@ -23,6 +23,7 @@ ATTENTION = {"paged_decode", "paged_prefill"} & set(NAMES)
 GATED = {"rms_norm", "silu_mul", "rotate_store"}
 EXPERTS = {"route_tokens", "gather_rows", "expert_plain_linear", "combine_experts"}
 MAMBA = {"short_conv", "mamba_scan", "gated_norm"} & set(NAMES)
+LATENT = {"rms_norm", "silu_mul"}
 OPERATIONS = {
     "gpt2": {"layer_norm", "gelu", "rotate_store"},
     "cohere2": {"layer_norm", "silu_mul", "rotate_store"},
@@ -42,9 +43,10 @@ OPERATIONS = {
     "nemotron-h": {"rms_norm", "rotate_store"} | MAMBA,
     "falcon-h1": GATED | MAMBA,
     "gpt_neox": {"rotate_store"},
-    "deepseek_v3": {"rotate_store"},
+    **dict.fromkeys(("deepseek-v2", "deepseek-v3", "glm4-moe-lite", "mistral4"), LATENT | EXPERTS),
+    **dict.fromkeys(("youtu", "minicpm3"), LATENT),
 }
-"""By variant, one of each architecture, and two that transformers computes."""
+"""By variant, one of each architecture, and one that transformers computes."""
 
 FORMS = {"attn_q": "Q4_K", "attn_k": "Q4_K", "attn_v": "Q6_K", "attn_output": "Q5_0", "ffn_": "Q4_1", "": "Q8_0"}
 """By a part of a tensor's name in GGUF."""
@@ -66,6 +68,10 @@ FEW_LAYERS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("granitemoe", "granitemoe-shared", "olmoe"), ONE_LAYER | {"intermediate_size": 20}),
     **dict.fromkeys(("qwen2moe", "qwen3moe"), ONE_LAYER | {"moe_intermediate_size": 20}),
     **dict.fromkeys(("glm4moe", "dots1"), ONE_LAYER | {"moe_intermediate_size": 20, "first_k_dense_replace": 0}),
+    **dict.fromkeys(
+        ("deepseek-v2", "deepseek-v3", "glm4-moe-lite", "mistral4"),
+        ONE_LAYER | {"moe_intermediate_size": 20, "first_k_dense_replace": 0, "mlp_layer_types": ["sparse"]},
+    ),
     "ernie4-5-moe": ONE_LAYER | {"moe_intermediate_size": 20, "moe_layer_start_index": 0},
     "qwen3_5": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "lfm2": {"num_hidden_layers": 2, "full_attn_idxs": [1]},

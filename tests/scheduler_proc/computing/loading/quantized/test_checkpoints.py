@@ -41,6 +41,8 @@ WHOLE_GROUPS = {
     "shared_expert_intermediate_size": 128,
     "head_dim": 32,
     "mamba_d_ssm": 128,
+    "q_lora_rank": 128,
+    "kv_lora_rank": 128,
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 32,
     "num_hidden_layers": 3,

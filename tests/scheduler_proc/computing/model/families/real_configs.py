@@ -130,6 +130,40 @@ GLM4_MOE |= {"num_experts_per_tok": 8, "n_shared_experts": 1, "norm_topk_prob": 
 DOTS1 = of("Dots1", rope_theta=1e7, head_dim=128, first_k_dense_replace=1, norm_topk_prob=True)
 DOTS1 |= {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2, "moe_intermediate_size": 1408}
 ERNIE = of("Ernie4_5_Moe", moe_num_experts=64, moe_k=6, moe_num_shared_experts=2, moe_intermediate_size=1536, **TIED)
+LATENTS: Fields = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+YARN_40: Fields = {
+    "type": "yarn",
+    "factor": 40,
+    "original_max_position_embeddings": 4096,
+    "beta_fast": 32,
+    "beta_slow": 1,
+}
+DEEPSEEK_V2 = of("DeepseekV2", q_lora_rank=None, n_routed_experts=64, num_experts_per_tok=6, **LATENTS) | {
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 1408,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": False,
+    "rope_scaling": YARN_40 | {"mscale": 0.707, "mscale_all_dim": 0.707},
+}
+DEEPSEEK_V3 = of("DeepseekV3", q_lora_rank=1536, n_routed_experts=256, num_experts_per_tok=8, **LATENTS) | {
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 2048,
+    "first_k_dense_replace": 3,
+    "n_group": 8,
+    "topk_group": 4,
+    "rope_scaling": YARN_40 | {"mscale": 1.0, "mscale_all_dim": 1.0},
+}
+KIMI_K2 = DEEPSEEK_V3 | {"n_routed_experts": 384, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
+GLM_LATENTS: Fields = LATENTS | {"qk_nope_head_dim": 192, "v_head_dim": 256}
+GLM4_LITE = of("Glm4MoeLite", q_lora_rank=768, n_routed_experts=64, num_experts_per_tok=4, **GLM_LATENTS) | {
+    "moe_intermediate_size": 1536,
+    "n_shared_experts": 1,
+    "rope_theta": 1e6,
+}
+GLM_5 = of("GlmMoeDsa", q_lora_rank=2048, rope_theta=1e6, **GLM_LATENTS)
+MINICPM3_ROPE: Fields = {"type": "longrope", "original_max_position_embeddings": 32768}
+MINICPM3 = of("MiniCPM3", **TIED)
+MINICPM3 |= {"rope_scaling": MINICPM3_ROPE | {"short_factor": [1.0] * 16, "long_factor": [1.1] * 16}}
 GRANITE_MOE = of("GraniteMoe", embedding_multiplier=12.0, residual_multiplier=0.22, num_experts_per_tok=8, **TIED)
 LONGROPE: Fields = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.1] * 48}
 PHI3 = of("Phi3", original_max_position_embeddings=4096, rope_scaling=None, sliding_window=2047)
@@ -471,6 +505,17 @@ REAL = {
         {4096: 48},
         num_unrotated=16,
     ),
+    "DeepSeek V2 Lite": Real(15.71, (2048, 10944, 27, 16, 16, 102400), DEEPSEEK_V2, 163840),
+    "DeepSeek V3 and R1": Real(671.0, (7168, 18432, 61, 128, 128, 129280), DEEPSEEK_V3, 163840),
+    "DeepSeek V3.2": Real(
+        671.0, (7168, 18432, 61, 128, 128, 129280), DEEPSEEK_V3 | {"architectures": ["DeepseekV32ForCausalLM"]}, 2048
+    ),
+    "Kimi K2": Real(1026.4, (7168, 18432, 61, 64, 64, 163840), KIMI_K2, 131072),
+    "GLM-4.7-Flash": Real(29.94, (2048, 10240, 47, 20, 20, 154880), GLM4_LITE, 202752),
+    "GLM-5": Real(743.2, (6144, 12288, 78, 64, 64, 154880), GLM_5, 2048),
+    "MiniCPM3 4B": Real(4.074, (2560, 6400, 62, 40, 40, 73448), MINICPM3, 32768),
+    "Mistral Small 4": Real(119.0, (4096, 12288, 36, 32, 32, 131072), of("Mistral4"), 262144),
+    "Youtu-LLM 2B": Real(1.96, (2048, 6144, 32, 16, 16, 128256), of("Youtu", **TIED), 131072),
 }
 
 REFUSED: dict[str, tuple[Fields, str]] = {
