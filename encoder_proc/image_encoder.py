@@ -72,7 +72,7 @@ class ImageEncoder:
     def _encode(self, image: ImageInput, path: Path, budget: Budget, num_images: int) -> memoryview:
         try:
             layout = self._rule.layout((image.width, image.height), budget, num_images)
-            views = [torch.from_numpy(view) for view in self._decoder.views(path, layout, self._max_pixels)]
+            views = [torch.tensor(view) for view in self._decoder.views(path, layout, self._max_pixels)]
         except (ImageError, ValueError) as error:
             status = error.status if isinstance(error, ImageError) else 400
             kind = "invalid_request_error" if status == 400 else "service_unavailable"

@@ -3,7 +3,7 @@
     python -m tests.serving_counts
 
 prints the counts of this working tree with their limits. A count above its limit fails `tests/test_serving_counts.py`.
-A limit is raised by a commit of its own that says what the cost buys.
+A limit is raised by a commit of its own, with the reason.
 """
 
 import resource

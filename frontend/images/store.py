@@ -58,10 +58,7 @@ class ImageStore:
             with self._lock:
                 is_new = digest not in self._counts  # or another thread has stored it meanwhile
                 if is_new:
-                    try:
-                        self._publish(new, digest.hex())
-                    finally:
-                        new.unlink(missing_ok=True)
+                    self._publish(new, digest.hex())
                     self._counts[digest], self._sizes[digest] = 0, len(data)
                 else:
                     new.unlink()
@@ -137,10 +134,11 @@ class ImageStore:
         with self._exclusive():
             try:
                 own.hardlink_to(public)
-                new.unlink()
             except FileNotFoundError:
                 new.rename(own)
                 public.hardlink_to(own)
+            finally:
+                new.unlink(missing_ok=True)
 
     def _unlink(self, own: Path) -> None:
         """Removes a frontend's name of a file, and the public one if it was the last frontend that needs it."""

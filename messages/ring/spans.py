@@ -26,7 +26,7 @@ class PromptSpan(msgspec.Struct, frozen=True, array_like=True):
     by prompts with equal ids and equal spans alone. A position of a span counts for no penalty, is not drafted from,
     and has no logprob.
 
-    An image's span has all tokens from its first placeholder to its last one. Those with the id `placeholder`
+    An image's span has all tokens from its first placeholder to its last one. Tokens with the id `placeholder`
     (`ALL_POSITIONS`: all) get the rows, in order; others, such as the ends of its lines, keep their embeddings.
     """
 

@@ -23,7 +23,7 @@ class ImageRecorder:
         self._max_bytes = max_bytes
         self._has_failed = False
 
-    def add(self, digest: bytes, data: bytes) -> None:
+    def add(self, digest: bytes, data: bytes | bytearray) -> None:
         """Writes the file, unless it is there. Thread-safe."""
         file = self._folder / digest.hex()
         new = file.with_suffix(f".{os.getpid()}.{id(data)}")

@@ -38,7 +38,7 @@ from tokenizer_proc.process import TextServer
 CACHE_BYTES = 8 << 20
 
 MARGIN = 1e-3
-"""Logits that are closer than this are equal but for rounding."""
+"""Logits that are closer than this are equal except for rounding."""
 
 TEXT_IDS = pack_int32(range(NUM_TEXT_TOKENS))
 """An output of placeholders would be taken for images by transformers."""

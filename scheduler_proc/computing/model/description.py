@@ -8,7 +8,7 @@ from messages.errors import BootError
 from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters
 
 NUM_AXES = 3
-"""Of positions of images: time, line and column."""
+"""Positions of images have an axis for time, line and column."""
 
 CLASSIFIER_DENSE, CLASSIFIER_NORM, CLASSIFIER_OUT = "classifier_dense", "classifier_norm", "classifier_out"
 """Names of the parameters of a classification head."""
@@ -24,7 +24,7 @@ class RopeDescription:
     each frequency is divided by its own. Queries of position p are multiplied by 1 + `query_growth` * ln(1 + floor(p /
     `original_max_positions`)).
 
-    `axes`: the axis of each pair's position, for positions with three: time, line and column. Those of text are equal.
+    `axes`: the axis of each pair's position, for positions with three: time, line and column. Text has three equal ones.
     """
 
     theta: float

@@ -46,10 +46,11 @@ def test_a_file_that_cannot_be_written_or_named_leaves_nothing(tmp_path: Path, m
         raise OSError(28, "No space left on device")
 
     for method in ("write_bytes", "hardlink_to"):
-        with monkeypatch.context() as patch, pytest.raises(UnavailableError, match="No space left"):
-            store = open_store(tmp_path)
+        store = open_store(tmp_path)
+        with monkeypatch.context() as patch:
             patch.setattr(Path, method, refuse)
-            store.put(b"abc")
+            with pytest.raises(UnavailableError, match="No space left"):
+                store.put(b"abc")
         assert (store.num_bytes, public(store)) == (0, [])
         store.release([store.put(b"abc")])
         assert list((tmp_path / "images" / "1").iterdir()) == []

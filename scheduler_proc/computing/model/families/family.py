@@ -24,8 +24,8 @@ class Stack:
 
     It may also be one matrix, of all groups one after another. Each group has equally many parts, one after another
     from `first_row` on, of which it has each `step`-th row. `is_transposed`: plain numbers are [groups, columns, rows],
-    unless their shape shows that they are not; blocks never are. `num_turned`: if not 0, the first so
-    many rows of a group are the columns of its part.
+    unless their shape shows that they are not; blocks never are. The first `num_turned` rows of a
+    group are the columns of its part.
     """
 
     name: str
