@@ -50,7 +50,7 @@ GAUGES = (
     ("sluice_requests_compiling", "Requests that wait for their grammar.", "compiling"),
     ("sluice_requests_encoding", "Requests that wait for the encodings of their images.", "images_waiting"),
     ("sluice_image_encodings", "Encodings of images in memory.", "images_cached"),
-    ("sluice_image_encoding_bytes", "Bytes of the encodings of images in memory.", "image_bytes"),
+    ("sluice_image_encoding_bytes", "Bytes of the encodings of images in memory.", "encoding_bytes"),
 )
 COUNTERS = (
     ("vllm:prefix_cache_queries", "Prompt tokens looked for in the prefix cache.", "prompt_tokens"),

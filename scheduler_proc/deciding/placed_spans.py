@@ -282,7 +282,7 @@ class PlacedSpans(Resource):
             "images_encoded": self._num_encoded,
             "image_hits": self._num_hits,
             "image_misses": self._num_misses,
-            "image_bytes": self._rows.num_in_use * self._memory.row_bytes,
+            "encoding_bytes": self._rows.num_in_use * self._memory.row_bytes,
         }
 
     def check(self, reqs: Sequence[Req], free: Collection[int], cached: Collection[int]) -> None:

@@ -70,7 +70,7 @@ class ModelsChaos:
         self._ring = ring
         self._pause_s = pause_s
         self._rng = random.Random(seed)
-        self._requests = make_requests(self._rng)[:NUM_REQUESTS]
+        self._requests = make_requests(self._rng, has_images=False)[:NUM_REQUESTS]
         self._expected: dict[tuple[str, int], Generated] = {}
         self._cuts: list[tuple[float, str]] = []
         """The deaths that may cut streams off: when, and of which model; "" for the router."""

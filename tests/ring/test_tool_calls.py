@@ -263,7 +263,7 @@ def test_errors_are_those_of_the_messages_client(messages_client: "Anthropic"):
 
     image = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
     content: Any = {"role": "user", "content": [{"type": "text", "text": "What is it?"}, image]}
-    with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]\.content\[1\]: a block of type 'image'"):
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]\.content\[1\]: image input is not supported"):
         messages_client.messages.create(model="m", max_tokens=9, messages=[content])
     with pytest.raises(anthropic.NotFoundError) as raised:
         messages_client.messages.create(model="claude", max_tokens=9, messages=[QUESTION])

@@ -90,7 +90,7 @@ def test_requests_are_answered_and_the_accounts_balance(ring: Ring):
     assert num_counted.pop("grammar_seconds") == 0
     assert set(num_counted.values()) == {beat.gauges["steps"]}
     assert (beat.gauges["steps_ahead"] > 0) == (ring.module in (OVERLAPPED, AHEAD))
-    assert beat.histograms.keys() == BOUNDS.keys()
+    assert beat.histograms.keys() == BOUNDS.keys() - {"image_seconds"}
     assert beat.gauges["pages_free"] + beat.gauges["pages_cached"] == beat.gauges["pages_all"] == 40
     assert "integrity check failed" not in ring.launcher.log_text(ring.module)
 

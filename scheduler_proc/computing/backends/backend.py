@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import torch
+
 from messages.config.server import CacheConfig, Config, ModelConfig
 from scheduler_proc.computing.device import Device
 from scheduler_proc.computing.hf_config import HfConfig
@@ -107,6 +109,10 @@ class Backend(Protocol):
 
         Raises `BootError` for values that the device does not support.
         """
+        ...
+
+    def tower_dtype(self, placement: Placement) -> torch.dtype:
+        """Returns the dtype in which a vision tower is fastest: it multiplies each weight with many patches."""
         ...
 
     def check_model(self, config: Config, model: ModelDescription | None) -> None:

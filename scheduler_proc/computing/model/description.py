@@ -24,7 +24,7 @@ class RopeDescription:
     each frequency is divided by its own. Queries of position p are multiplied by 1 + `query_growth` * ln(1 + floor(p /
     `original_max_positions`)).
 
-    `axes`: the axis of each pair's position, for positions with three: time, line and column. Text has three equal ones.
+    `axes`: the axis of each pair's position, for positions with three: time, line and column, equal for text.
     """
 
     theta: float

@@ -43,8 +43,9 @@ class SpanRows:
         self.num_rows = max(1, num_bytes // self.row_bytes)
         self._file = RowFile(path, self.num_rows, self.row_bytes)
         self.notes = self._file.notes
-        if self._device.type == "cpu":
-            self._buffer_NR = self._rows_of(self._file)
+        rows_NR = self._rows_of(self._file)
+        if rows_NR.device == self._device:
+            self._buffer_NR = rows_NR
 
     def checksum(self, places: Sequence[int]) -> int:
         """Returns the checksum of the rows that are in the file at these places."""
@@ -54,9 +55,10 @@ class SpanRows:
     def load(self, places: Sequence[int]) -> None:
         """Copies rows from the file to the device, if they are not there."""
         assert self._file is not None
-        if self._device.type != "cpu":
+        rows_NR = self._rows_of(self._file)
+        if rows_NR.device != self._device:
             places_L = torch.tensor(places)
-            self._buffer()[places_L.to(self._device)] = self._rows_of(self._file)[places_L].to(self._device)
+            self._buffer()[places_L.to(self._device)] = rows_NR[places_L].to(self._device)
 
     def place(self, digest: bytes, rows_LR: Tensor) -> None:
         """Puts rows that no encoder makes into the buffer. Rows of E numbers have no further parts.

@@ -17,7 +17,6 @@ from runtime.gguf.conversion import HfTensor
 from runtime.gguf.gguf_file import GgufFile, read_gguf
 from runtime.images.layout import Budget
 from runtime.images.registry import read_rule
-from runtime.machine import CPU_INFO, TILES_FLAG, computes_bfloat16
 from runtime.model_files import refused_errors
 from scheduler_proc.computing.backends.registry import find_backend
 from scheduler_proc.computing.hf_config import HfConfig, read_hf_config
@@ -136,14 +135,10 @@ def _check_width(description: TowerDescription, facts: VisionFacts) -> None:
 
 
 def _own_placement(config: Config, placement: Placement) -> Placement:
-    """Returns where the tower is: with `--dtype auto` on a CPU in the dtype that it multiplies fastest.
-
-    A tower computes many patches with each weight, a model few tokens: the model's dtype may be another.
-    """
-    if config.model.dtype == "auto" and placement.device.type == "cpu":
-        has_tiles = computes_bfloat16(CPU_INFO, by=frozenset({TILES_FLAG}))
-        return replace(placement, dtype=torch.bfloat16 if has_tiles else torch.float32)
-    return placement
+    """Returns where the tower is: with `--dtype auto` in its fastest dtype, which may not be the model's."""
+    if config.model.dtype != "auto":
+        return placement
+    return replace(placement, dtype=find_backend(config.model).tower_dtype(placement))
 
 
 def _open(config: Config, family: TowerFamily, file: GgufFile | None) -> tuple[Checkpoint, Names] | None:

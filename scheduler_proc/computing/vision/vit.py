@@ -49,6 +49,9 @@ def whole_rows(lens: Tensor, positions: Tensor | None = None) -> StepRows:
     return StepRows(step)
 
 
+HOST = torch.device("cpu")
+
+
 class Projector:
     """See `ProjectorDescription`."""
 
@@ -118,7 +121,7 @@ class Vit:
 
     def _take_room(self, num_tokens: int) -> Activations:
         """Returns room for the results of layers, which is kept for the next call."""
-        if self.device.type != "cpu":
+        if self.device != HOST:  # activations are in host memory
             return NEW_MEMORY
         if self._room.residual is None or len(self._room.residual) < num_tokens:
             self._room = NEW_MEMORY  # freed before its successor is allocated

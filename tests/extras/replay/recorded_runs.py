@@ -62,6 +62,9 @@ class SchedulerAlone:
     def poison(self, poisons: Sequence[Poison]) -> None:
         self.poisons = list(poisons)
 
+    def put_images(self, files: Iterable[Path]) -> None:
+        assert not list(files)
+
     def receive(self, timeout_s: float) -> list[Any]:
         batch = self._scheduler.schedule()
         if batch is not None:

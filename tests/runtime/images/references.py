@@ -90,7 +90,9 @@ class Reference:
     """A model's processor in transformers. Its image processor returns values from 0 to 255."""
 
     def __init__(self, directory: Path):
-        self.kind = read_object(directory / "config.json")["model_type"]
+        config = read_object(directory / "config.json")
+        is_pixtral = config["vision_config"].get("model_type") == "pixtral"  # which is LLaVA's in Pixtral 12B
+        self.kind = "mistral3" if is_pixtral else config["model_type"]
         self.images: Any = transformers.AutoImageProcessor.from_pretrained(directory, backend="pil")
         self.images.do_rescale = self.images.do_normalize = False
         self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(directory)

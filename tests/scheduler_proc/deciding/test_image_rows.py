@@ -72,7 +72,7 @@ def test_a_span_has_marks_between_its_rows():
     assert bench.output(1) == expected_output(
         prompt, message.sampling_params, VOCAB_SIZE, MAX_MODEL_LEN, (EOS,), (span,)
     )
-    assert bench.gauge("image_bytes") == 4 * 4
+    assert bench.gauge("encoding_bytes") == 4 * 4
 
 
 def test_encodings_make_room_least_recently_used_first_and_never_those_that_are_needed():

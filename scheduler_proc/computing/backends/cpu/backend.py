@@ -14,7 +14,7 @@ from runtime.gguf.conversion import IN_BLOCKS
 from runtime.machine import CGROUP, MEMORY_INFO, available_memory_bytes
 from runtime.numa import file_of_group
 from scheduler_proc.computing.backends.backend import ModelParts, OwnWeights, Place, RunnerFactory, SharedWeights
-from scheduler_proc.computing.backends.cpu.cores import auto_dtype, find_share, set_threads
+from scheduler_proc.computing.backends.cpu.cores import auto_dtype, fastest_product_dtype, find_share, set_threads
 from scheduler_proc.computing.backends.cpu.forward_passes import open_workspace
 from scheduler_proc.computing.backends.cpu.loading import CpuRunnerFactory
 from scheduler_proc.computing.backends.cpu.weight_memory import WeightMemory
@@ -67,6 +67,9 @@ class CpuBackend:
 
     def free_bytes(self, config: Config, placement: Placement) -> int:
         return available_memory_bytes(MEMORY_INFO, CGROUP)
+
+    def tower_dtype(self, placement: Placement) -> torch.dtype:
+        return fastest_product_dtype()
 
     def step_bytes(self, model: ModelDescription, placement: Placement, limits: StepLimits) -> int:
         return open_workspace(model, placement.dtype, limits).num_bytes

@@ -20,6 +20,7 @@ _SOFTMAX = {
     "NUM_CHOSEN": 8,
     "NUM_GROUPS": 1,
     "NUM_CHOSEN_GROUPS": 1,
+    "NUM_BEST": 2,
 }
 _GROUPS = {"HAS_BIAS": True, "IS_SIGMOID": True, "NUM_GROUPS": 8, "NUM_CHOSEN_GROUPS": 4}
 
