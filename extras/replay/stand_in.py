@@ -45,7 +45,7 @@ class ServerEndedError(SluiceError):
 
 
 class StandIn:
-    """Plays all processes of a new server except those of the kinds in `real`.
+    """Plays all processes of a new server except those of the kinds in `real`. Encoders are as real as the scheduler.
 
     `flags` are the server's, after those of the recorded configuration. `channels` are the names of the channels that
     are received from here. Raises `ServerEndedError` if the server never becomes ready.
@@ -55,7 +55,8 @@ class StandIn:
         self._folder = tempfile.TemporaryDirectory(prefix="sluice-replay-")
         self._log = Path(self._folder.name) / "log"
         self._run_dir = RunDir(Path(self._folder.name) / "run")
-        kinds = (*KINDS, ENCODER) if config.facts.vision else KINDS
+        has_played_encoder = config.facts.vision is not None and SCHEDULER not in real
+        kinds = (*KINDS, ENCODER) if has_played_encoder else KINDS
         self._played = [kind for kind in kinds if kind not in real]
         command = [*server_flags(config, self._folder.name), *flags]
         if SCHEDULER in real:

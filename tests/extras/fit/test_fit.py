@@ -1,9 +1,11 @@
 """The command `fit`: its counts are those of a start, and a model of the hub is not downloaded for it."""
 
+import logging
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,15 @@ ROW = re.compile(r"  (\S.*?)  +([\d.]+) GiB")
 
 def no_report(text: str, fraction: float | None) -> None:
     pass
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """The command changes the level of our log for its process."""
+    log = logging.getLogger("sluice")
+    level = log.level
+    yield
+    log.setLevel(level)
 
 
 @pytest.fixture(scope="module", params=["llama-gqa-tied", "qwen3_5", "gemma2"])

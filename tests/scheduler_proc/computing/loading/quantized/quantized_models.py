@@ -38,7 +38,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     string = (codes[:, :, None] >> torch.arange(bits) & 1).flatten(1)
     rest = -string.shape[1] % 32
     packed = numpy.packbits(functional.pad(string, (0, rest)).numpy().astype("uint8"), axis=1, bitorder="little")
-    return torch.from_numpy(packed).view(torch.int32)
+    return torch.from_numpy(numpy.ascontiguousarray(packed)).view(torch.int32)
 
 
 def _random_codes(shape: Shape, bits: int, group: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
