@@ -220,6 +220,8 @@ def build_quantized(
 
 
 def _is_linear(module: str) -> bool:
+    if ".visual." in f".{module}":
+        return False
     return module == "lm_head" or module.endswith(
         ("_proj", "_linear", "_mqa", ".w1", ".w2", ".w3", "in_proj_qkv", "in_proj_z", "in_proj_qkvz")
     )
