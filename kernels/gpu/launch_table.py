@@ -186,6 +186,31 @@ def _split_merge(head_dim: int) -> Launch:
     return {"BLOCK_D": max(16, power_of_2(head_dim)), "num_warps": 1, "enable_fp_fusion": False}
 
 
+def _latents(num_heads: int, rank: int, num_rotated: int, itemsize: int) -> Launch:
+    """Attention to latents: a block of keys has 32 of up to 1,152 bytes, and 8 warps share the sums of 512 values. With
+    16 rows of products, the queries of a warp stay in its registers."""
+    block_keys, num_stages = (16, 1) if itemsize == 4 and rank > 256 else (32, 2)
+    blocks = {"BLOCK_C": max(16, power_of_2(rank)), "BLOCK_X": max(16, power_of_2(num_rotated))}
+    return {"BLOCK_M": 16, "BLOCK_N": block_keys, **blocks, "num_warps": 8, "num_stages": num_stages}
+
+
+def _split_latents(num_heads: int, rank: int, num_rotated: int, itemsize: int) -> Launch:
+    """As `_split_attention`."""
+    return {**_latents(num_heads, rank, num_rotated, itemsize), "enable_fp_fusion": False}
+
+
+def _latent_merge(rank: int) -> Launch:
+    """As `_split_attention`."""
+    return {"BLOCK_C": max(16, power_of_2(rank)), "num_warps": 1, "enable_fp_fusion": False}
+
+
+def _store_latents(num_heads: int, num_plain: int, rank: int, num_rotated: int) -> Launch:
+    """Some heads a program, or a latent."""
+    block = power_of_2(num_plain)
+    blocks = {"BLOCK_N": block, "BLOCK_C": power_of_2(rank), "BLOCK_Y": power_of_2(num_rotated // 2)}
+    return {"HEADS": min(power_of_2(num_heads), max(1, 1024 // block)), **blocks, "num_warps": 4}
+
+
 def _plain_linear(itemsize: int) -> Launch:
     """One tile for any number of tokens: with more than 64 a step of few would be bound by products."""
     if itemsize == 4:
@@ -285,6 +310,9 @@ RULES: dict[str, Callable[..., Launch]] = {
     "gated_norm": _groups,
     "gelu": _blocks(1024),  # 16 bytes a thread and operand
     "greedy": _part,
+    "latent_decode": _latents,
+    "latent_merge": _latent_merge,
+    "latent_prefill": _latents,
     "layer_norm": _row,
     "look_up_planes": lambda: {"BLOCK_O": 16, "num_warps": 4},
     "lora_expand": _lora_expand,
@@ -304,11 +332,13 @@ RULES: dict[str, Callable[..., Launch]] = {
     "sigmoid_gate": _blocks(1024),
     "silu_mul": _blocks(1024),
     "split_attention": _split_attention,
+    "split_latents": _split_latents,
     "split_merge": _split_merge,
     "state_carry": _state_carry,
     "state_prepare": _state_products,
     "state_step": _state_step,
     "store_hidden": _blocks(1024),
+    "store_latents": _store_latents,
     "take_tokens": _blocks(128),
     "top_logprobs": _part,
     "top_logprobs_row": _keys_of_parts,
