@@ -1,4 +1,4 @@
-"""The launches of attention to latents, and the tiles that follow from them. Needs no Triton: the runner plans by it."""
+"""The launches of attention to latents, and the tiles that follow from them: the runner plans by them, without Triton."""
 
 from math import gcd
 

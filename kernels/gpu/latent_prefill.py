@@ -9,9 +9,7 @@ from kernels.gpu.latent_launch import latent_tiles_of
 from kernels.gpu.latent_tiles import attend_to_latents, has_latent_kernel, plan_here, shape_of
 
 
-def latent_prefill(
-    queries: LatentQueries, cache: PagedKV, rows: PrefillRows, scale: float, out_HTC: Tensor
-) -> object:
+def latent_prefill(queries: LatentQueries, cache: PagedKV, rows: PrefillRows, scale: float, out_HTC: Tensor) -> object:
     """Without `rows.tiles` the list is planned here, which waits for the device."""
     if not has_latent_kernel(cache, out_HTC.dtype):
         return NotImplemented

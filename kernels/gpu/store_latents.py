@@ -8,7 +8,6 @@ A program takes a token's latent, or some of its heads.
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from kernels.arguments.latent_queries import LatentNorm, LatentQueries, LatentTokens
 from kernels.arguments.paged_kv import MAX_CODES, PagedKV

@@ -78,7 +78,7 @@ class LatentTiles:
         cut_N8[: len(found), :4] = found
 
     def _cut(self, num_keys: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Returns each piece's tile, first key, end of keys and number in the tile, and each tile's number of pieces."""
+        """Returns each piece's tile, first key, end of keys and place in the tile, and each tile's number of pieces."""
         if self.split_keys:
             num_splits = -(-num_keys // self.split_keys)
             num_pieces = np.minimum(num_splits, max(1, self.max_cut // max(1, len(num_keys))))

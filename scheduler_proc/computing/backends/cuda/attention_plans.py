@@ -135,7 +135,6 @@ class AttentionPlans:
             }
         if shape.num_tiles:
             tiles = {
-                kind: tensors[f"prefill_tiles_{self._tiles.index(plans.tiles)}"]
-                for kind, plans in self._kinds.items()
+                kind: tensors[f"prefill_tiles_{self._tiles.index(plans.tiles)}"] for kind, plans in self._kinds.items()
             }
         return replace(inputs, decode_works=works, prefill_tiles=tiles)
