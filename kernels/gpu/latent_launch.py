@@ -1,4 +1,4 @@
-"""The launches of attention to latents, and the tiles that follow from them: the runner plans by them, without Triton."""
+"""The launches of attention to latents, and the tiles that follow from them. The runner plans without Triton."""
 
 from math import gcd
 

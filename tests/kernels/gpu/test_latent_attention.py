@@ -1,4 +1,4 @@
-"""The Triton kernels of latent attention compared with attention in float64, and with themselves with fixed launches."""
+"""The Triton kernels of latent attention compared with attention in float64, and the bits of fixed launches."""
 
 from collections import Counter
 from dataclasses import replace
