@@ -186,17 +186,25 @@ def _split_merge(head_dim: int) -> Launch:
     return {"BLOCK_D": max(16, power_of_2(head_dim)), "num_warps": 1, "enable_fp_fusion": False}
 
 
-def _latents(num_heads: int, rank: int, num_rotated: int, itemsize: int) -> Launch:
-    """Attention to latents: a block of keys has 32 of up to 1,152 bytes, and 8 warps share the sums of 512 values. With
-    16 rows of products, the queries of a warp stay in its registers."""
-    block_keys, num_stages = (16, 1) if itemsize == 4 and rank > 256 else (32, 2)
+def _latent_prefill(num_heads: int, rank: int, num_rotated: int, itemsize: int) -> Launch:
+    """Attention to latents: 8 warps share the sums of up to 512 values. With more rows, or wider blocks of float32, they
+    leave no registers."""
+    block_keys, num_stages = (16, 1) if itemsize == 4 and rank > 256 else (32, 3)
     blocks = {"BLOCK_C": max(16, power_of_2(rank)), "BLOCK_X": max(16, power_of_2(num_rotated))}
-    return {"BLOCK_M": 16, "BLOCK_N": block_keys, **blocks, "num_warps": 8, "num_stages": num_stages}
+    launch = {"BLOCK_M": 32, "BLOCK_N": block_keys, **blocks, "num_warps": 8, "num_stages": num_stages}
+    return {**launch, "BLOCK_M": 16, "maxnreg": 255} if itemsize == 4 else launch
+
+
+def _latent_decode(num_heads: int, rank: int, num_rotated: int, itemsize: int) -> Launch:
+    """As `_latent_prefill`; two programs of 16 rows run side by side on a processor."""
+    launch = _latent_prefill(num_heads, rank, num_rotated, itemsize)
+    return launch if num_heads > 16 or itemsize == 4 else {**launch, "BLOCK_M": 16, "num_warps": 4}
 
 
 def _split_latents(num_heads: int, rank: int, num_rotated: int, itemsize: int) -> Launch:
-    """As `_split_attention`."""
-    return {**_latents(num_heads, rank, num_rotated, itemsize), "enable_fp_fusion": False}
+    """As `_split_attention`: the totals of splits take the registers of 16 rows."""
+    launch = _latent_prefill(num_heads, rank, num_rotated, itemsize)
+    return {**launch, "BLOCK_M": 16, "maxnreg": 255, "enable_fp_fusion": False}
 
 
 def _latent_merge(rank: int) -> Launch:
@@ -310,9 +318,9 @@ RULES: dict[str, Callable[..., Launch]] = {
     "gated_norm": _groups,
     "gelu": _blocks(1024),  # 16 bytes a thread and operand
     "greedy": _part,
-    "latent_decode": _latents,
+    "latent_decode": _latent_decode,
     "latent_merge": _latent_merge,
-    "latent_prefill": _latents,
+    "latent_prefill": _latent_prefill,
     "layer_norm": _row,
     "look_up_planes": lambda: {"BLOCK_O": 16, "num_warps": 4},
     "lora_expand": _lora_expand,
@@ -346,6 +354,7 @@ RULES: dict[str, Callable[..., Launch]] = {
 """By kernel, or by operation if it has one kernel."""
 
 _HEADS_OF_128 = ((2, 128), (4, 128), (5, 128))
+_LATENTS_OF_512, _LATENTS_OF_256 = ((20, 512, 64), (64, 512, 64), (128, 512, 64)), ((40, 256, 32), (32, 256, 64))
 TUNED: dict[tuple[Any, ...], Launch] = {
     (HOPPER, "decode_work", 1, 64, 1): {"merges": 1},
     (HOPPER, "decode_work", 1, 64, 2): {"merges": 1},
@@ -363,6 +372,15 @@ TUNED: dict[tuple[Any, ...], Launch] = {
         if heads == (1, 64) or size != 2
     },
     **{(HOPPER, "paged_prefill", *heads, 2): {"num_stages": 2} for heads in _HEADS_OF_128},
+    # A block of latents is loaded while another is multiplied.
+    **{
+        (HOPPER, kernel, *heads, 2): {"num_stages": 5}
+        for kernel, heads in (
+            *(("latent_prefill", heads) for heads in ((16, 512, 64), *_LATENTS_OF_512)),
+            *(("latent_decode", heads) for heads in (*_LATENTS_OF_512, *_LATENTS_OF_256)),
+        )
+    },
+    **{(HOPPER, "latent_prefill", *heads, 2): {"BLOCK_M": 64, "BLOCK_N": 64} for heads in _LATENTS_OF_256},
 }
 """By (compute capability, kernel, *shape). The lines of `_HEADS_OF_128` with 16 bits, and for decode with an fp8 cache,
 were measured on an H100 and an H200 (`benchmarks/results/gpu*.json`); the others come from the compile report.

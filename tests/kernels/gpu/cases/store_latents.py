@@ -33,7 +33,7 @@ _CASES = {
             "MAX_CODE": 0.0,
         },
         launch=launch_on(HOPPER, "store_latents", num_heads, _PLAIN[model], rank, num_rotated),
-        max_registers=96,
+        max_registers=40,
     )
     for model, (num_heads, rank, num_rotated) in SHAPES.items()
     if model in _PLAIN
