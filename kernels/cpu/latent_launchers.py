@@ -12,7 +12,6 @@ from kernels.arguments.rows import PrefillRows
 from kernels.cpu.addresses import address_of, addresses_of
 from kernels.cpu.attention_launchers import has_kernel
 from kernels.cpu.library import MAX_HEAD_DIM, Kernel
-from kernels.plans.decode_work import DecodeWork
 
 MAX_HEADS = 128
 """A tile has all heads of a token."""
@@ -26,7 +25,7 @@ def latent_decode(
     num_keys_R: Tensor,
     scale: float,
     out_HRC: Tensor,
-    _work: DecodeWork | None = None,
+    *_work: Any,
 ) -> Any:
     lens = {"num_keys": address_of(num_keys_R)}
     return _attend_to_latents(kernel, queries, cache, page_tables_RP, scale, out_HRC, lens)

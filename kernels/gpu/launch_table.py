@@ -187,8 +187,8 @@ def _split_merge(head_dim: int) -> Launch:
 
 
 def _latent_prefill(num_heads: int, rank: int, num_rotated: int, itemsize: int) -> Launch:
-    """Attention to latents: 8 warps share the sums of up to 512 values. With more rows, or wider blocks of float32, they
-    leave no registers."""
+    """Attention to latents: 8 warps share the sums of up to 512 values, which leave registers for 32 rows of products,
+    and for 16 in float32."""
     block_keys, num_stages = (16, 1) if itemsize == 4 and rank > 256 else (32, 3)
     blocks = {"BLOCK_C": max(16, power_of_2(rank)), "BLOCK_X": max(16, power_of_2(num_rotated))}
     launch = {"BLOCK_M": 32, "BLOCK_N": block_keys, **blocks, "num_warps": 8, "num_stages": num_stages}

@@ -50,7 +50,7 @@ def test_every_token_meets_its_keys_once(
 
 
 def test_one_long_row_is_spread_over_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By fixed launches, too: but for the first piece each is one split."""
+    """By fixed launches, too: each piece except the first is one split."""
     monkeypatch.setattr(latent_tiles, "NUM_PROGRAMS", 8)
     for split_keys, expected in ((0, [(0, 256), (256, 512), (512, 768), (768, 1001)]), (512, [(0, 512), (512, 1001)])):
         layout = LatentLayout(LatentTiles(1, 2, split_keys), max_rows=3)

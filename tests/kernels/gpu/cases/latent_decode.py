@@ -66,7 +66,8 @@ def in_float32(case: CompileCase, operation: str) -> CompileCase:
     signature = {name: kind.replace("bf16", "fp32") for name, kind in case.signature.items()}
     sizes = tuple(case.constants[name] for name in ("NUM_HEADS", "RANK", "ROTATED"))
     launch = launch_on(HOPPER, operation, *sizes, 4)
-    return replace(case, label=f"{case.label}, float32", signature=signature, launch=launch, has_wgmma=False)
+    changes = {"signature": signature, "launch": launch, "max_spilled_bytes": 1400}
+    return replace(case, label=f"{case.label}, float32", **changes)
 
 
 def merge_case(rank: int) -> CompileCase:
