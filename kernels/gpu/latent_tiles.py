@@ -71,7 +71,7 @@ def attend_to_latents(
     assert lines_N8.is_contiguous()
     assert lines_N8.shape[1] == TILE_WORDS
     cached, size, rotated_at = rotated_of(cache, num_rotated)
-    pieces_N8, cut_N8, tile_rows = lines_N8[: -tiles.max_cut], lines_N8[-tiles.max_cut :], tiles.tile_tokens * num_heads
+    (pieces_N8, cut_N8), tile_rows = tiles.split_list(lines_N8), tiles.tile_tokens * num_heads
     num_part_rows = tiles.max_parts * tile_rows
     partials = torch.empty(num_part_rows, rank, dtype=torch.float32, device=out_HTC.device)
     extremes = torch.empty(2, num_part_rows, dtype=torch.float32, device=out_HTC.device)
@@ -91,7 +91,7 @@ def attend_to_latents(
         SPLIT=tiles.split_keys,
         **find_latent_launch(is_decode, shape),
     )
-    merge[(tiles.max_cut * tile_rows,)](
+    merge[(len(cut_N8) * tile_rows,)](
         *(cut_N8, partials, *extremes, out_HTC, out_HTC.stride(0) // rank, tile_rows),
         NUM_HEADS=num_heads,
         RANK=rank,

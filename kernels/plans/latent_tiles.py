@@ -13,11 +13,15 @@ Shape legend: C rows, N lines of a list.
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from kernels.plans.prefill_tiles import NO_PART, TILE_WORDS, max_prefill_tiles
 from kernels.plans.shared_runs import ranges
+
+Lines = TypeVar("Lines", np.ndarray, Tensor)
 
 NUM_PROGRAMS = 256
 """Tiles are cut until about this many programs have keys: a large GPU (132 processors in an H100) is busy then."""
@@ -46,14 +50,20 @@ class LatentTiles:
 
     def max_lines(self, max_tokens: int, max_rows: int) -> int:
         """Returns the size of a list: cutting adds `max_cut` pieces at most, and there is a line for each cut tile."""
-        return max_prefill_tiles(max_tokens, max_rows, self.tile_tokens) + 2 * self.max_cut
+        num_tiles = max_prefill_tiles(max_tokens, max_rows, self.tile_tokens)
+        return num_tiles + self.max_cut + min(num_tiles, self.max_cut)
+
+    def split_list(self, lines_N8: Lines) -> tuple[Lines, Lines]:
+        """Returns the lines of pieces and those of cut tiles of a list, whose size `max_lines` has returned."""
+        num_pieces = len(lines_N8) - min((len(lines_N8) - self.max_cut) // 2, self.max_cut)
+        return lines_N8[:num_pieces], lines_N8[num_pieces:]
 
     def plan(self, query_lens_C: np.ndarray, context_lens_C: np.ndarray, lines_N8: np.ndarray) -> None:
         """Writes the list of the rows' new tokens into `lines_N8` (int32), the pieces with the most keys first.
 
         A piece: (row, position of the first token, its number in the step, number of tokens, first key, end of keys,
-        part, 0). The rest has row -1. The last `max_cut` lines are those of cut tiles: (first token's number in the
-        step, number of tokens, first part, end of parts, 0, 0, 0, 0), then zeros.
+        part, 0). The rest has row -1. Cut tiles: (first token's number in the step, number of tokens, first part, end
+        of parts, 0, 0, 0, 0), then zeros.
         """
         query_lens_C, context_lens_C = query_lens_C.astype(np.int64), context_lens_C.astype(np.int64)
         num_tiles_C = -(-query_lens_C // self.tile_tokens)
@@ -68,7 +78,7 @@ class LatentTiles:
         parts = np.where(num_parts[tiles] > 0, first_parts[tiles] + places, NO_PART)
         columns = (rows[tiles], positions[tiles], first_tokens[tiles], num_tokens[tiles], first_keys, end_keys, parts)
         order = (first_keys - end_keys).argsort(kind="stable")
-        pieces_N8, cut_N8 = lines_N8[: -self.max_cut], lines_N8[-self.max_cut :]
+        pieces_N8, cut_N8 = self.split_list(lines_N8)
         pieces_N8[: len(order), :7] = np.stack(columns, axis=1)[order]
         pieces_N8[: len(order), 7] = 0
         pieces_N8[len(order) :, 0] = -1

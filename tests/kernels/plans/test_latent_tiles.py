@@ -22,9 +22,10 @@ def test_every_token_meets_its_keys_once(
     query_lens, context_lens = (np.array([row[each] for row in rows], np.int32) for each in (0, 1))
     lines = np.full((tiles.max_lines(int(query_lens.sum()), len(rows)), TILE_WORDS), POISON, np.int32)
     tiles.plan(query_lens, context_lens, lines)
-    pieces, cut = lines[: -tiles.max_cut], lines[-tiles.max_cut :]
-    pieces = pieces[: int((pieces[:, 0] >= 0).sum())]
-    assert (lines[len(pieces) : -tiles.max_cut, 0] == -1).all()
+    pieces, cut = tiles.split_list(lines)
+    num_pieces = int((pieces[:, 0] >= 0).sum())
+    assert (pieces[num_pieces:, 0] == -1).all()
+    pieces = pieces[:num_pieces]
     assert (pieces[:, 4] < pieces[:, 5]).all()
     first_tokens = query_lens.cumsum() - query_lens
     seen: dict[int, list[tuple[int, int, int]]] = {}
