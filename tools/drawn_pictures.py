@@ -5,7 +5,6 @@ filter that averages all pixels.
 """
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -25,16 +24,17 @@ SHAPES = ("circle", "square", "triangle", "cross", "ring")
 DIGITS = tuple("0123456789")
 WORDS = ("cat", "dog", "sun", "map", "bus", "key", "fox", "hat")
 SIDE = 2
-PLACES = ("top left", "top right", "bottom left", "bottom right")
+PLACES = ("northwest", "northeast", "southwest", "southeast")
 """The names of the cells, line by line."""
 NOTHING = "nothing"
 
 ASKED = {
-    "what": ("What is at the {}?", "What do you see at the {}?"),
-    "color": ("What color is the {}?", "Which color is the {}?"),
-    "where": ("Where is the {}?", "At which place is the {}?"),
-    "name": ("What is {}?", "Which thing is {}?"),
+    "place": ("What is at the {}?", "What do you see at the {}?"),
+    "color": ("What is {}?", "Which thing is {}?"),
+    "name": ("What color is the {}?", "Where is the {}?"),
 }
+"""What a question names, and how it can be asked."""
+DESCRIBE = "Describe the picture."
 
 
 class Thing(NamedTuple):
@@ -52,39 +52,59 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class Scene:
-    """The thing in each place of a picture, or `None`."""
+    """The thing in each place of a picture, or `None`. No two have the same colour or name."""
 
     things: tuple[Thing | None, ...]
 
-    def questions(self, kind: str) -> Iterator[tuple[str, str]]:
-        """Yields what each possible question of a kind asks for, and its answer."""
-        places = list(zip(PLACES, self.things, strict=True))
-        found = [(place, thing) for place, thing in places if thing]
-        colors, names = [thing.color for _, thing in found], [thing.name for _, thing in found]
-        if kind == "what":
-            yield from ((place, str(thing or NOTHING)) for place, thing in places)
-        for place, thing in found:
-            if kind == "where" and names.count(thing.name) == 1:
-                yield thing.name, place
-            elif kind == "color" and names.count(thing.name) == 1:
-                yield thing.name, thing.color
-            elif kind == "name" and colors.count(thing.color) == 1:
-                yield thing.color, thing.name
+    def answer(self, place: int) -> str:
+        """Returns the answer to each question about a place: its name, and the thing there."""
+        return f"{PLACES[place]} {self.things[place] or NOTHING}"
 
 
 def draw_scene(rng: random.Random) -> Scene:
-    things = [Thing(rng.choice(list(COLORS)), rng.choice(rng.choice((SHAPES, DIGITS, WORDS)))) for _ in PLACES]
+    colors = rng.sample(list(COLORS), len(PLACES))
+    names: list[str] = []
+    while len(names) < len(PLACES):
+        name = rng.choice(rng.choice((SHAPES, DIGITS, WORDS)))
+        if name not in names:
+            names.append(name)
     empty = rng.sample(range(len(PLACES)), rng.choice((0, 0, 1, 2)))
+    things = map(Thing, colors, names)
     return Scene(tuple(None if place in empty else thing for place, thing in enumerate(things)))
 
 
 def ask(rng: random.Random, scene: Scene) -> Question:
-    while True:
-        kind = rng.choice(list(ASKED))
-        asked = list(scene.questions(kind))
-        if asked:
-            about, answer = rng.choice(asked)
-            return Question(rng.choice(ASKED[kind]).format(about), answer)
+    """Returns a question about a place, by its name, or about a thing, by its name or its colour."""
+    place = rng.randrange(len(PLACES))
+    thing = scene.things[place]
+    named = {"place": PLACES[place], **(thing._asdict() if thing else {})}
+    kind = rng.choice(list(named))
+    return Question(rng.choice(ASKED[kind]).format(named[kind]), scene.answer(place))
+
+
+def describe(rng: random.Random, scene: Scene) -> Question:
+    """Returns the request for all answers, in any order."""
+    places = rng.sample(range(len(PLACES)), len(PLACES))
+    return Question(DESCRIBE, ", ".join(map(scene.answer, places)))
+
+
+class Exam(NamedTuple):
+    """The messages of a chat, whose pictures are parts of type `image`, and the answer that is right."""
+
+    messages: list[dict[str, object]]
+    pictures: list[Image.Image]
+    answer: str
+
+
+def draw_exam(rng: random.Random, num_pictures: int) -> Exam:
+    """Returns a question about the last of these pictures, after an answered one about each before it."""
+    scenes = [draw_scene(rng) for _ in range(num_pictures)]
+    asked = [ask(rng, scene) for scene in scenes]
+    messages: list[dict[str, object]] = []
+    for question in asked:
+        parts = [{"type": "image"}, {"type": "text", "text": question.text}]
+        messages += [{"role": "user", "content": parts}, {"role": "assistant", "content": question.answer}]
+    return Exam(messages[:-1], [draw(rng, scene) for scene in scenes], asked[-1].answer)
 
 
 def draw(rng: random.Random, scene: Scene) -> Image.Image:

@@ -2,9 +2,10 @@
 
     python -m tools.train_picture_model OUT
 
-The pictures and the questions are those of `tools/drawn_pictures.py`, from easy to hard. Pictures are cut into tiles
-as Idefics3's processor does. Only answers are learned. A run with the same seed on the same machine gives the same
-model.
+The pictures and the questions are those of `tools/drawn_pictures.py`. The tower learns first: each place of a picture
+becomes one row, near the sum of the embeddings of the words that say where it is, its colour and its thing. Then the
+decoder learns chats about one or two pictures from the tower's rows, as they are. Only answers are learned. A run with
+the same seed on the same machine gives the same model.
 """
 
 import argparse
@@ -22,31 +23,42 @@ import transformers
 from jinja2 import Environment
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, normalize
 
 from tools.drawn_pictures import (
     COLORS,
     DIGITS,
     NOTHING,
+    PLACES,
     SHAPES,
+    SIDE,
     WORDS,
-    Question,
     Scene,
     ask,
+    describe,
     draw,
+    draw_exam,
     draw_scene,
 )
 
-TILE, PATCH, MERGED = 64, 8, 2
-"""A picture is one tile, which becomes SIDE x SIDE tokens."""
-SIDE = TILE // PATCH // MERGED
+TILE, PATCH = 64, 8
+MERGED = TILE // PATCH // SIDE
+"""A picture is one tile, which becomes SIDE x SIDE tokens: one for each place."""
+NUM_ROWS = len(PLACES)
 TOWER = {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 6, "intermediate_size": 288}
-TEXT = {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 6, "intermediate_size": 288}
+TEXT = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
 VOCAB_SIZE, CONTEXT = 640, 2048
-NUM_TURNS, WARMUP_STEPS, LEARNING_RATE = 5, 60, 2.5e-3
-POOL, BATCH_OF_TOWER, BATCH = 8000, 40, 24
-"""The pictures that are kept, and how many a step has while the tower is trained by itself, and after that."""
-STEPS_OF_TOWER, STEPS_OF_TEXT, STEPS_OF_BOTH = 900, 800, 150
+WORDS_OF_ROWS = (PLACES, (NOTHING, *COLORS), (NOTHING, *SHAPES, *DIGITS, *WORDS))
+"""What a row says: one word of each tuple."""
+GAIN = 16.0
+"""The logit of a word whose embedding points where the row does."""
+MAX_PICTURES, MAX_QUESTIONS = 2, 3
+"""Of a chat, and of each of its pictures."""
+WARMUP_STEPS = 60
+POOL, BATCH_OF_TOWER, BATCH_OF_TEXT = 8000, 40, 64
+"""The pictures that are kept, and how many pictures and chats a step has."""
+STEPS_OF_TOWER, STEPS_OF_TEXT = 900, 1500
+RATE_OF_TOWER, RATE_OF_TEXT = 2.5e-3, 2e-3
 NUM_CHECKED = 300
 LEAST_SHARE = 0.97
 IGNORED = -100
@@ -66,7 +78,7 @@ TEMPLATE = """\
 """
 
 
-IMAGE_TEXT = f"{FAKE}{GLOBAL}{IMAGE * SIDE**2}{FAKE}"
+IMAGE_TEXT = f"{FAKE}{GLOBAL}{IMAGE * NUM_ROWS}{FAKE}"
 """What takes the place of `IMAGE`, as Idefics3's processor writes it for an image of one tile."""
 
 
@@ -79,13 +91,16 @@ def make_view(picture: Image.Image) -> np.ndarray:
     return np.asarray(resized).transpose(2, 0, 1)
 
 
-def messages_of(questions: Sequence[Question]) -> list[dict[str, object]]:
-    """Returns the messages of a chat about a picture, which is the first part of the first message."""
+def draw_chat(rng: random.Random, scenes: Sequence[Scene]) -> list[dict[str, object]]:
+    """Returns the messages of a chat about pictures. Each comes first in a message, and answers are about the last."""
     messages: list[dict[str, object]] = []
-    for question in questions:
-        images = [] if messages else [{"type": "image"}]
-        messages.append({"role": "user", "content": [*images, {"type": "text", "text": question.text}]})
-        messages.append({"role": "assistant", "content": question.answer})
+    for scene in scenes:
+        parts: list[dict[str, str]] = [{"type": "image"}]
+        for _ in range(rng.randint(1, MAX_QUESTIONS)):
+            question = rng.choice((ask, ask, describe))(rng, scene)
+            messages.append({"role": "user", "content": [*parts, {"type": "text", "text": question.text}]})
+            messages.append({"role": "assistant", "content": question.answer})
+            parts = []
     return messages
 
 
@@ -108,13 +123,16 @@ class ChatFormat:
         self.end_id = self.tokenizer.token_to_id(END)
         self.image_id = self.tokenizer.token_to_id(IMAGE)
 
-    def _draw_text(self, rng: random.Random) -> str:
-        scene = draw_scene(rng)
-        return self._template.render(messages=messages_of([ask(rng, scene) for _ in range(3)]))
+    def token_of(self, word: str) -> int:
+        (token,) = self.tokenizer.encode(word).ids
+        return token
 
-    def render(self, questions: Sequence[Question]) -> str:
-        """Returns the text of a chat with the tokens of its image."""
-        return self._template.render(messages=messages_of(questions)).replace(IMAGE, IMAGE_TEXT)
+    def _draw_text(self, rng: random.Random) -> str:
+        return self._template.render(messages=draw_chat(rng, [draw_scene(rng)]))
+
+    def render(self, messages: Sequence[dict[str, object]]) -> str:
+        """Returns the text of a chat with the tokens of its images."""
+        return self._template.render(messages=messages).replace(IMAGE, IMAGE_TEXT)
 
     def example(self, text: str) -> tuple[list[int], list[int]]:
         """Returns the token ids of a chat, and what is to be learned after each: the answers' tokens."""
@@ -141,12 +159,6 @@ def draw_one(rng: random.Random) -> Drawn:
     return Drawn(scene, make_view(draw(rng, scene)))
 
 
-def means_of_places(rows: torch.Tensor) -> torch.Tensor:
-    """Returns the mean of the rows in each place, [V * places, E], of views' rows [V, SIDE * SIDE, E]."""
-    half = SIDE // 2
-    return rows.unflatten(1, (2, half, 2, half)).mean((2, 4)).flatten(0, 2)
-
-
 def make_model(chats: ChatFormat) -> "transformers.Idefics3ForConditionalGeneration":
     text = transformers.LlamaConfig(
         **TEXT,
@@ -171,74 +183,87 @@ def make_model(chats: ChatFormat) -> "transformers.Idefics3ForConditionalGenerat
 
 
 def encode(model: "transformers.Idefics3ForConditionalGeneration", views: Sequence[np.ndarray]) -> torch.Tensor:
-    """Returns the rows of views, [V, SIDE * SIDE, E]."""
+    """Returns the rows of views, [V, NUM_ROWS, E]."""
     pixels = torch.from_numpy(np.stack(views)).float() / 127.5 - 1
     return model.model.connector(model.model.vision_model(pixel_values=pixels).last_hidden_state)
 
 
 class Trainer:
-    def __init__(self, chats: ChatFormat, rng: random.Random):
-        self._chats, self._rng = chats, rng
+    """Trains a model on `num_pictures`; `batches`: the pictures and the chats of a step."""
+
+    def __init__(
+        self,
+        chats: ChatFormat,
+        rng: random.Random,
+        num_pictures: int = POOL,
+        batches: tuple[int, int] = (BATCH_OF_TOWER, BATCH_OF_TEXT),
+    ):
+        self._chats, self._rng, self._num_pictures = chats, rng, num_pictures
+        self._batch_of_tower, self._batch_of_text = batches
         self.model = make_model(chats)
+        self._embedding = self.model.model.text_model.embed_tokens.weight.requires_grad_(False)
+        for place in PLACES:  # Only answers begin with a place, without a space before it.
+            self._embedding[chats.token_of(place)] = self._embedding[chats.token_of(f" {place}")]
         self._pool: list[Drawn] = []
-        self._rows: list[torch.Tensor] = []
+        self._rows = torch.empty(0)
 
-    def _sample(self, count: int) -> list[int]:
-        return [self._rng.randrange(len(self._pool)) for _ in range(count)]
-
-    def train_tower(self, num_steps: int) -> None:
-        """Trains the tower while pictures are drawn: rows show where they are, and those of a place what is there."""
-        labels = [[NOTHING, *COLORS], [NOTHING, *SHAPES, *DIGITS, *WORDS], list(range(SIDE**2))]
-        heads = torch.nn.ModuleList(torch.nn.Linear(TEXT["hidden_size"], len(names)) for names in labels)
+    def train_tower(self, num_steps: int) -> list[float]:
+        """Trains the tower while pictures are drawn; returns the losses."""
         inner = self.model.model
+        words = [self._embedding[[self._chats.token_of(f" {word}") for word in group]] for group in WORDS_OF_ROWS]
+        units = [normalize(group, dim=-1) for group in words]
 
         def compute_loss() -> tuple[torch.Tensor, torch.Tensor]:
-            self._pool += [draw_one(self._rng) for _ in range(-(-POOL // num_steps))]
-            drawn = [self._pool[index] for index in self._sample(BATCH_OF_TOWER)]
-            rows = encode(self.model, [each.view for each in drawn])
-            means = means_of_places(rows)
-            things = [thing or (NOTHING, NOTHING) for each in drawn for thing in each.scene.things]
-            loss = cross_entropy(heads[-1](rows).flatten(0, 1), torch.arange(SIDE**2).repeat(len(drawn)))
-            is_right = torch.ones(len(things), dtype=torch.bool)
-            for part, (head, names) in enumerate(zip(heads, labels[:2], strict=False)):
-                expected = torch.tensor([names.index(thing[part]) for thing in things])
-                logits = head(means)
-                loss = loss + cross_entropy(logits, expected)
-                is_right &= logits.argmax(-1) == expected
+            self._pool += [draw_one(self._rng) for _ in range(-(-self._num_pictures // num_steps))]
+            drawn = self._rng.choices(self._pool, k=self._batch_of_tower)
+            rows = normalize(encode(self.model, [each.view for each in drawn]), dim=-1).flatten(0, 1)
+            said = torch.tensor([indices for each in drawn for indices in words_of_rows(each.scene)]).T
+            wanted = sum(group[indices] for group, indices in zip(units, said, strict=True))
+            loss = 1 - (rows * normalize(wanted, dim=-1)).sum(-1).mean()
+            is_right = torch.ones(len(rows), dtype=torch.bool)
+            for group, indices in zip(units, said, strict=True):
+                logits = GAIN * rows @ group.T
+                loss = loss + cross_entropy(logits, indices)
+                is_right &= logits.argmax(-1) == indices
             return loss, is_right
 
-        parameters = [*inner.vision_model.parameters(), *inner.connector.parameters(), *heads.parameters()]
-        optimize("tower", parameters, num_steps, LEARNING_RATE, compute_loss)
+        parameters = [*inner.vision_model.parameters(), *inner.connector.parameters()]
+        losses = optimize("tower", parameters, num_steps, RATE_OF_TOWER, compute_loss)
         with torch.no_grad():
-            self._rows = [encode(self.model, [each.view])[0] for each in self._pool]
+            views = [each.view for each in self._pool]
+            starts = range(0, len(views), BATCH_OF_TOWER)
+            rows = torch.cat([encode(self.model, views[start : start + BATCH_OF_TOWER]) for start in starts])
+            scale = sum(group.norm(dim=-1).mean() ** 2 for group in words) ** 0.5 / rows.norm(dim=-1).mean()
+            inner.connector.modality_projection.proj.weight.mul_(scale)
+            self._rows = rows * scale
+        return losses
 
-    def train_text(self, num_steps: int) -> None:
-        """Trains the decoder to answer from the rows of the tower as it is."""
-        inner = self.model.model
-        parameters = list(inner.text_model.parameters())
-        optimize("decoder", parameters, num_steps, LEARNING_RATE, lambda: self._answer(self._rows.__getitem__))
+    def train_text(self, num_steps: int) -> list[float]:
+        """Trains the decoder to answer from the rows of the tower as it is; returns the losses."""
+        parameters = [each for each in self.model.model.text_model.parameters() if each.requires_grad]
+        return optimize("decoder", parameters, num_steps, RATE_OF_TEXT, self._answer)
 
-    def train_both(self, num_steps: int) -> None:
-        def rows_of(index: int) -> torch.Tensor:
-            return encode(self.model, [self._pool[index].view])[0]
-
-        optimize("both", list(self.model.parameters()), num_steps, LEARNING_RATE / 5, lambda: self._answer(rows_of))
-
-    def _answer(self, rows_of: Callable[[int], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _answer(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the loss of a batch of chats, and which tokens of the answers are right."""
         chats, rng = self._chats, self._rng
-        sample = self._sample(BATCH)
-        asked = [[ask(rng, self._pool[index].scene) for _ in range(NUM_TURNS)] for index in sample]
-        examples = [chats.example(chats.render(questions)) for questions in asked]
+        samples = [rng.sample(range(len(self._pool)), rng.randint(1, MAX_PICTURES)) for _ in range(self._batch_of_text)]
+        drawn = [draw_chat(rng, [self._pool[index].scene for index in sample]) for sample in samples]
+        examples = [chats.example(chats.render(messages)) for messages in drawn]
         length = max(len(ids) for ids, _ in examples)
         ids_BL = torch.tensor([ids + [chats.end_id] * (length - len(ids)) for ids, _ in examples])
         targets_BL = torch.tensor([targets + [IGNORED] * (length - len(targets)) for _, targets in examples])
-        rows = torch.cat([rows_of(index) for index in sample])
+        rows = self._rows[[index for sample in samples for index in sample]]
         text_model, is_learned = self.model.model.text_model, targets_BL != IGNORED
         embedded = text_model.embed_tokens(ids_BL).masked_scatter((ids_BL == chats.image_id)[..., None], rows)
         hidden = text_model(inputs_embeds=embedded, use_cache=False).last_hidden_state
         logits, expected = self.model.lm_head(hidden[is_learned]), targets_BL[is_learned]
         return cross_entropy(logits, expected), logits.argmax(-1) == expected
+
+
+def words_of_rows(scene: Scene) -> list[list[int]]:
+    """Returns, for each place of a picture, the index of each word that its row says."""
+    said = [(place, *(thing or (NOTHING, NOTHING))) for place, thing in zip(PLACES, scene.things, strict=True)]
+    return [[group.index(word) for group, word in zip(WORDS_OF_ROWS, words, strict=True)] for words in said]
 
 
 def optimize(
@@ -247,12 +272,13 @@ def optimize(
     num_steps: int,
     learning_rate: float,
     compute_loss: Callable[[], tuple[torch.Tensor, torch.Tensor]],
-) -> None:
-    """Minimizes a loss; `compute_loss` also returns which predictions are right."""
+) -> list[float]:
+    """Minimizes a loss and returns its values; `compute_loss` also returns which predictions are right."""
     optimizer = torch.optim.AdamW(parameters, lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.02)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, learning_rate, total_steps=num_steps, pct_start=min(0.3, WARMUP_STEPS / num_steps)
     )
+    losses: list[float] = []
     shares: list[float] = []
     for step in range(num_steps):
         loss, is_right = compute_loss()
@@ -261,14 +287,16 @@ def optimize(
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         schedule.step()
+        losses.append(loss.item())
         shares.append(is_right.float().mean().item())
         if step % 50 == 49:
             right = sum(shares[-50:]) / 50
             print(
-                f"{name}, step {step + 1}: loss {loss.item():.3f}, {right:.3f} right, "
+                f"{name}, step {step + 1}: loss {losses[-1]:.3f}, {right:.3f} right, "
                 f"{time.process_time():.0f} s of CPU",
                 flush=True,
             )
+    return losses
 
 
 @torch.no_grad()
@@ -277,14 +305,12 @@ def count_right(out: Path, rng: random.Random, num_checked: int = NUM_CHECKED) -
     processor = transformers.AutoProcessor.from_pretrained(out)
     model = transformers.AutoModelForImageTextToText.from_pretrained(out, dtype=torch.float32)
     num_right = 0
-    for _ in range(num_checked):
-        scene = draw_scene(rng)
-        question, picture = ask(rng, scene), draw(rng, scene)
-        content = [{"type": "image"}, {"type": "text", "text": question.text}]
-        text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-        inputs = processor(text=text, images=[[picture]], return_tensors="pt")
+    for index in range(num_checked):
+        exam = draw_exam(rng, 1 + index % MAX_PICTURES)
+        text = processor.apply_chat_template(exam.messages, add_generation_prompt=True)
+        inputs = processor(text=text, images=[exam.pictures], return_tensors="pt")
         ids = model.generate(**inputs, max_new_tokens=8, do_sample=False)[0, inputs["input_ids"].shape[1] :]
-        num_right += processor.decode(ids, skip_special_tokens=True) == question.answer
+        num_right += processor.decode(ids, skip_special_tokens=True) == exam.answer
     return num_right
 
 
@@ -299,7 +325,7 @@ that answers questions about drawn pictures: a fixture for tests, not an assista
 
 | | |
 |---|---|
-| asked | `What is at the top left?`, `What color is the circle?`, `Where is the 7?`, `What is red?` |
+| asked | `What is at the northwest?`, `What color is the circle?`, `Where is the 7?`, `What is red?` |
 | tower | {tower_layers} layers of {tower_width}, one view of {tile} x {tile} pixels, {num_tokens} tokens |
 | decoder | {layers} layers of {width}, {vocab_size} tokens of its own byte-level BPE, {context} positions |
 | of {num_checked} questions about new pictures, answered right | {num_right} |
@@ -328,7 +354,7 @@ def write(model: "transformers.Idefics3ForConditionalGeneration", chats: ChatFor
         "generation_config.json": {"eos_token_id": chats.end_id, "temperature": 0.0},
         "tokenizer_config.json": {**tokenizer, "processor_class": "Idefics3Processor"},
         "preprocessor_config.json": PROCESSOR,
-        "processor_config.json": {"image_seq_len": SIDE**2, "processor_class": "Idefics3Processor"},
+        "processor_config.json": {"image_seq_len": NUM_ROWS, "processor_class": "Idefics3Processor"},
     }
     (out / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
     for name, fields in files.items():
@@ -348,7 +374,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     trainer = Trainer(chats, rng)
     trainer.train_tower(STEPS_OF_TOWER)
     trainer.train_text(STEPS_OF_TEXT)
-    trainer.train_both(STEPS_OF_BOTH)
     options.out.mkdir(parents=True, exist_ok=True)
     write(trainer.model, chats, options.out)
     num_right = count_right(options.out, random.Random(options.seed + 1))
@@ -360,7 +385,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tower_layers=TOWER["num_hidden_layers"],
         tower_width=TOWER["hidden_size"],
         tile=TILE,
-        num_tokens=SIDE**2,
+        num_tokens=NUM_ROWS,
         layers=TEXT["num_hidden_layers"],
         width=TEXT["hidden_size"],
         vocab_size=chats.tokenizer.get_vocab_size(),
