@@ -54,6 +54,8 @@ GAIN = 16.0
 """The logit of a word whose embedding points where the row does."""
 MAX_PICTURES, MAX_QUESTIONS = 2, 3
 """Of a chat, and of each of its pictures."""
+SHORT_SHARE = 0.4
+"""The share of the decoder's steps, at first, whose chats have one picture and one question."""
 WARMUP_STEPS = 60
 POOL, BATCH_OF_TOWER, BATCH_OF_TEXT = 8000, 40, 64
 """The pictures that are kept, and how many pictures and chats a step has."""
@@ -91,12 +93,14 @@ def make_view(picture: Image.Image) -> np.ndarray:
     return np.asarray(resized).transpose(2, 0, 1)
 
 
-def draw_chat(rng: random.Random, scenes: Sequence[Scene]) -> list[dict[str, object]]:
+def draw_chat(
+    rng: random.Random, scenes: Sequence[Scene], max_questions: int = MAX_QUESTIONS
+) -> list[dict[str, object]]:
     """Returns the messages of a chat about pictures. Each comes first in a message, and answers are about the last."""
     messages: list[dict[str, object]] = []
     for scene in scenes:
         parts: list[dict[str, str]] = [{"type": "image"}]
-        for _ in range(rng.randint(1, MAX_QUESTIONS)):
+        for _ in range(rng.randint(1, max_questions)):
             question = rng.choice((ask, ask, describe))(rng, scene)
             messages.append({"role": "user", "content": [*parts, {"type": "text", "text": question.text}]})
             messages.append({"role": "assistant", "content": question.answer})
@@ -179,7 +183,13 @@ def make_model(chats: ChatFormat) -> "transformers.Idefics3ForConditionalGenerat
         pad_token_id=chats.end_id,
         initializer_range=0.06,
     )
-    return transformers.Idefics3ForConditionalGeneration(config)
+    model = transformers.Idefics3ForConditionalGeneration(config)
+    with torch.no_grad():
+        for layer in model.model.text_model.layers:  # Attention begins as copying what is equal.
+            attention = layer.self_attn
+            attention.k_proj.weight.copy_(attention.q_proj.weight)
+            attention.o_proj.weight.copy_(attention.v_proj.weight.T)
+    return model
 
 
 def encode(model: "transformers.Idefics3ForConditionalGeneration", views: Sequence[np.ndarray]) -> torch.Tensor:
@@ -241,13 +251,19 @@ class Trainer:
     def train_text(self, num_steps: int) -> list[float]:
         """Trains the decoder to answer from the rows of the tower as it is; returns the losses."""
         parameters = [each for each in self.model.model.text_model.parameters() if each.requires_grad]
-        return optimize("decoder", parameters, num_steps, RATE_OF_TEXT, self._answer)
+        steps = iter(range(num_steps))
+        limits = (MAX_PICTURES, MAX_QUESTIONS)
 
-    def _answer(self) -> tuple[torch.Tensor, torch.Tensor]:
+        def compute_loss() -> tuple[torch.Tensor, torch.Tensor]:
+            return self._answer(*(1, 1) if next(steps) < SHORT_SHARE * num_steps else limits)
+
+        return optimize("decoder", parameters, num_steps, RATE_OF_TEXT, compute_loss)
+
+    def _answer(self, max_pictures: int, max_questions: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the loss of a batch of chats, and which tokens of the answers are right."""
         chats, rng = self._chats, self._rng
-        samples = [rng.sample(range(len(self._pool)), rng.randint(1, MAX_PICTURES)) for _ in range(self._batch_of_text)]
-        drawn = [draw_chat(rng, [self._pool[index].scene for index in sample]) for sample in samples]
+        samples = [rng.sample(range(len(self._pool)), rng.randint(1, max_pictures)) for _ in range(self._batch_of_text)]
+        drawn = [draw_chat(rng, [self._pool[index].scene for index in sample], max_questions) for sample in samples]
         examples = [chats.example(chats.render(messages)) for messages in drawn]
         length = max(len(ids) for ids, _ in examples)
         ids_BL = torch.tensor([ids + [chats.end_id] * (length - len(ids)) for ids, _ in examples])
