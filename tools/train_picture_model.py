@@ -1,6 +1,6 @@
-"""Trains a small model of Idefics3's layout that answers questions about drawn pictures, and writes it.
+"""Trains a small model that answers questions about drawn pictures, and writes it.
 
-    python -m tools.train_picture_model OUT
+    python -m tools.train_picture_model OUT [--layout qwen3-vl]
 
 The pictures and the questions are those of `tools/drawn_pictures.py`. The tower learns first: each place of a picture
 becomes one row, near the sum of the embeddings of the words that say where it is, its colour and its thing. Then the
@@ -15,13 +15,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import transformers
 from jinja2 import Environment
-from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy, normalize
 
@@ -31,7 +30,6 @@ from tools.drawn_pictures import (
     NOTHING,
     PLACES,
     SHAPES,
-    SIDE,
     WORDS,
     Scene,
     ask,
@@ -40,14 +38,12 @@ from tools.drawn_pictures import (
     draw_exam,
     draw_scene,
 )
+from tools.picture_layouts import LAYOUTS, NUM_LAYERS, NUM_ROWS, TILE, WIDTH, PictureLayout
 
-TILE, PATCH = 64, 8
-MERGED = TILE // PATCH // SIDE
-"""A picture is one tile, which becomes SIDE x SIDE tokens: one for each place."""
-NUM_ROWS = len(PLACES)
-TOWER = {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 6, "intermediate_size": 288}
 TEXT = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
 VOCAB_SIZE, CONTEXT = 640, 2048
+STD = 0.06
+"""Of random weights, and of the embedding, which is not trained."""
 WORDS_OF_ROWS = (PLACES, (NOTHING, *COLORS), (NOTHING, *SHAPES, *DIGITS, *WORDS))
 """What a row says: one word of each tuple."""
 GAIN = 16.0
@@ -65,11 +61,7 @@ NUM_CHECKED = 300
 LEAST_SHARE = 0.97
 IGNORED = -100
 
-START, END, IMAGE, FAKE, GLOBAL = (
-    *("<|im_start|>", "<end_of_utterance>", "<image>", "<fake_token_around_image>"),
-    "<global-img>",
-)
-TILE_MARKS = [f"<row_{line}_col_{column}>" for line in range(1, 7) for column in range(1, 7)]
+START, END, IMAGE, ANSWER = "<|im_start|>", "<end_of_utterance>", "<image>", "Assistant:"
 TEMPLATE = """\
 {{- '<|im_start|>' }}
 {%- for message in messages %}{{ message.role | capitalize + ':' }}
@@ -78,19 +70,6 @@ TEMPLATE = """\
 {{- '<end_of_utterance>' }}{% endfor %}
 {%- if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}
 """
-
-
-IMAGE_TEXT = f"{FAKE}{GLOBAL}{IMAGE * NUM_ROWS}{FAKE}"
-"""What takes the place of `IMAGE`, as Idefics3's processor writes it for an image of one tile."""
-
-
-def make_view(picture: Image.Image) -> np.ndarray:
-    """Returns the view of a picture, [3, TILE, TILE], as Idefics3's processor makes it."""
-    scale = TILE / max(picture.size)
-    width, height = (max(1, int(side * scale)) for side in picture.size)
-    size = width + width % 2, height + height % 2
-    resized = picture.resize(size, Image.Resampling.LANCZOS).resize((TILE, TILE), Image.Resampling.LANCZOS)
-    return np.asarray(resized).transpose(2, 0, 1)
 
 
 def draw_chat(
@@ -109,23 +88,24 @@ def draw_chat(
 
 
 class ChatFormat:
-    """The chat template and the tokenizer, which is trained on chats."""
+    """The chat template and the tokenizer of a layout; the tokenizer is trained on chats."""
 
-    def __init__(self, rng: random.Random):
-        self._template = Environment(trim_blocks=True, lstrip_blocks=True).from_string(TEMPLATE)
+    def __init__(self, layout: PictureLayout, rng: random.Random):
+        self.layout, self.template = layout, TEMPLATE.replace(IMAGE, layout.part)
+        self._template = Environment(trim_blocks=True, lstrip_blocks=True).from_string(self.template)
         self.tokenizer = Tokenizer(models.BPE())
         self.tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         self.tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=VOCAB_SIZE,
-            special_tokens=[END, START, FAKE, IMAGE, GLOBAL, *TILE_MARKS],
+            special_tokens=[END, START, *layout.tokens],
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
         self.tokenizer.train_from_iterator((self._draw_text(rng) for _ in range(3000)), trainer)
-        self._start_ids = self.tokenizer.encode("Assistant:").ids
+        self._start_ids = self.tokenizer.encode(ANSWER).ids
         self.end_id = self.tokenizer.token_to_id(END)
-        self.image_id = self.tokenizer.token_to_id(IMAGE)
+        self.image_id = self.tokenizer.token_to_id(layout.placeholder)
 
     def token_of(self, word: str) -> int:
         (token,) = self.tokenizer.encode(word).ids
@@ -136,7 +116,7 @@ class ChatFormat:
 
     def render(self, messages: Sequence[dict[str, object]]) -> str:
         """Returns the text of a chat with the tokens of its images."""
-        return self._template.render(messages=messages).replace(IMAGE, IMAGE_TEXT)
+        return self._template.render(messages=messages).replace(self.layout.part, self.layout.shown)
 
     def example(self, text: str) -> tuple[list[int], list[int]]:
         """Returns the token ids of a chat, and what is to be learned after each: the answers' tokens."""
@@ -152,50 +132,37 @@ class ChatFormat:
 
 
 class Drawn(NamedTuple):
-    """A picture's things, and its view."""
+    """A picture's things, and the pixels of its view, [3, H, W]."""
 
     scene: Scene
-    view: np.ndarray
+    pixels: np.ndarray
 
 
-def draw_one(rng: random.Random) -> Drawn:
-    scene = draw_scene(rng)
-    return Drawn(scene, make_view(draw(rng, scene)))
-
-
-def make_model(chats: ChatFormat) -> "transformers.Idefics3ForConditionalGeneration":
-    text = transformers.LlamaConfig(
+def make_model(chats: ChatFormat) -> Any:
+    """Returns a random model whose attention in the decoder copies what is equal."""
+    text = {
         **TEXT,
-        vocab_size=chats.tokenizer.get_vocab_size(),
-        max_position_embeddings=CONTEXT,
-        bos_token_id=None,
-        eos_token_id=chats.end_id,
-        pad_token_id=chats.end_id,
-        tie_word_embeddings=True,
-        initializer_range=0.06,
-    )
-    config = transformers.Idefics3Config(
-        vision_config={**TOWER, "image_size": TILE, "patch_size": PATCH, "initializer_range": 0.06},
-        text_config=text,
-        image_token_id=chats.image_id,
-        scale_factor=MERGED,
-        tie_word_embeddings=True,
-        pad_token_id=chats.end_id,
-        initializer_range=0.06,
-    )
-    model = transformers.Idefics3ForConditionalGeneration(config)
+        "num_key_value_heads": TEXT["num_attention_heads"],
+        "vocab_size": chats.tokenizer.get_vocab_size(),
+        "max_position_embeddings": CONTEXT,
+        "bos_token_id": None,
+        "eos_token_id": chats.end_id,
+        "pad_token_id": chats.end_id,
+        "tie_word_embeddings": True,
+        "initializer_range": STD,
+    }
+    ids = {token: chats.tokenizer.token_to_id(token) for token in chats.layout.tokens}
+    model = chats.layout.make_model(text, ids)
     with torch.no_grad():
-        for layer in model.model.text_model.layers:  # Attention begins as copying what is equal.
+        for layer in decoder_of(model).layers:
             attention = layer.self_attn
             attention.k_proj.weight.copy_(attention.q_proj.weight)
             attention.o_proj.weight.copy_(attention.v_proj.weight.T)
     return model
 
 
-def encode(model: "transformers.Idefics3ForConditionalGeneration", views: Sequence[np.ndarray]) -> torch.Tensor:
-    """Returns the rows of views, [V, NUM_ROWS, E]."""
-    pixels = torch.from_numpy(np.stack(views)).float() / 127.5 - 1
-    return model.model.connector(model.model.vision_model(pixel_values=pixels).last_hidden_state)
+def decoder_of(model: Any) -> Any:
+    return getattr(model.model, "text_model", None) or model.model.language_model
 
 
 class Trainer:
@@ -210,47 +177,67 @@ class Trainer:
     ):
         self._chats, self._rng, self._num_pictures = chats, rng, num_pictures
         self._batch_of_tower, self._batch_of_text = batches
-        self.model = make_model(chats)
-        self._embedding = self.model.model.text_model.embed_tokens.weight.requires_grad_(False)
+        self._layout, self.model = chats.layout, make_model(chats)
+        self._embedding = decoder_of(self.model).embed_tokens.weight.requires_grad_(False).normal_(std=STD)
         for place in PLACES:  # Only answers begin with a place, without a space before it.
             self._embedding[chats.token_of(place)] = self._embedding[chats.token_of(f" {place}")]
         self._pool: list[Drawn] = []
-        self._rows = torch.empty(0)
+        self._parts: list[torch.Tensor] = []
+        """The parts of the rows of all pictures, each [pictures, NUM_ROWS, E]."""
 
     def train_tower(self, num_steps: int) -> list[float]:
         """Trains the tower while pictures are drawn; returns the losses."""
-        inner = self.model.model
         words = [self._embedding[[self._chats.token_of(f" {word}") for word in group]] for group in WORDS_OF_ROWS]
         units = [normalize(group, dim=-1) for group in words]
 
         def compute_loss() -> tuple[torch.Tensor, torch.Tensor]:
-            self._pool += [draw_one(self._rng) for _ in range(-(-self._num_pictures // num_steps))]
+            self._pool += [self._draw() for _ in range(-(-self._num_pictures // num_steps))]
             drawn = self._rng.choices(self._pool, k=self._batch_of_tower)
-            rows = normalize(encode(self.model, [each.view for each in drawn]), dim=-1).flatten(0, 1)
-            said = torch.tensor([indices for each in drawn for indices in words_of_rows(each.scene)]).T
-            wanted = sum(group[indices] for group, indices in zip(units, said, strict=True))
-            loss = 1 - (rows * normalize(wanted, dim=-1)).sum(-1).mean()
-            is_right = torch.ones(len(rows), dtype=torch.bool)
-            for group, indices in zip(units, said, strict=True):
-                logits = GAIN * rows @ group.T
-                loss = loss + cross_entropy(logits, indices)
-                is_right &= logits.argmax(-1) == indices
+            said = torch.tensor([indices for each in drawn for indices in words_of_rows(each.scene)])
+            loss, is_right = torch.zeros(()), torch.ones(len(said), dtype=torch.bool)
+            for groups, part in zip(self._layout.said, self._encode(drawn), strict=True):
+                rows = normalize(part, dim=-1)
+                wanted = torch.stack([units[group][said[:, group]] for group in groups]).sum(0)
+                loss = loss + 1 - (rows * normalize(wanted, dim=-1)).sum(-1).mean()
+                for group in groups:
+                    logits = GAIN * rows @ units[group].T
+                    loss = loss + cross_entropy(logits, said[:, group])
+                    is_right &= logits.argmax(-1) == said[:, group]
             return loss, is_right
 
-        parameters = [*inner.vision_model.parameters(), *inner.connector.parameters()]
+        decoder = {id(parameter) for parameter in decoder_of(self.model).parameters()}
+        parameters = [parameter for parameter in self.model.parameters() if id(parameter) not in decoder]
         losses = optimize("tower", parameters, num_steps, RATE_OF_TOWER, compute_loss)
-        with torch.no_grad():
-            views = [each.view for each in self._pool]
-            starts = range(0, len(views), BATCH_OF_TOWER)
-            rows = torch.cat([encode(self.model, views[start : start + BATCH_OF_TOWER]) for start in starts])
-            scale = sum(group.norm(dim=-1).mean() ** 2 for group in words) ** 0.5 / rows.norm(dim=-1).mean()
-            inner.connector.modality_projection.proj.weight.mul_(scale)
-            self._rows = rows * scale
+        self._keep_rows(
+            [float(sum(words[group].square().sum(-1).mean() for group in said)) for said in self._layout.said]
+        )
         return losses
+
+    @torch.no_grad()
+    def _keep_rows(self, squares: Sequence[float]) -> None:
+        """Keeps the rows of all pictures. `squares`: the squared length that each part of a row gets, on average."""
+        starts = range(0, len(self._pool), self._batch_of_tower)
+        encoded = [self._encode(self._pool[start : start + self._batch_of_tower]) for start in starts]
+        self._parts, linears = [], self._layout.last_linears(self.model)
+        for square, linear, part in zip(squares, linears, zip(*encoded, strict=True), strict=True):
+            rows = torch.cat(part)
+            scale = square**0.5 / rows.norm(dim=-1).mean()
+            for parameter in linear.parameters():
+                parameter.mul_(scale)
+            self._parts.append((rows * scale).unflatten(0, (-1, NUM_ROWS)))
+
+    def _draw(self) -> Drawn:
+        scene = draw_scene(self._rng)
+        view = self._layout.view(draw(self._rng, scene))
+        return Drawn(scene, np.asarray(view).transpose(2, 0, 1))
+
+    def _encode(self, drawn: Sequence[Drawn]) -> list[torch.Tensor]:
+        pixels = torch.from_numpy(np.stack([each.pixels for each in drawn])).float() / 127.5 - 1
+        return self._layout.encode(self.model, pixels)
 
     def train_text(self, num_steps: int) -> list[float]:
         """Trains the decoder to answer from the rows of the tower as it is; returns the losses."""
-        parameters = [each for each in self.model.model.text_model.parameters() if each.requires_grad]
+        parameters = [each for each in decoder_of(self.model).parameters() if each.requires_grad]
         steps = iter(range(num_steps))
         limits = (MAX_PICTURES, MAX_QUESTIONS)
 
@@ -268,10 +255,11 @@ class Trainer:
         length = max(len(ids) for ids, _ in examples)
         ids_BL = torch.tensor([ids + [chats.end_id] * (length - len(ids)) for ids, _ in examples])
         targets_BL = torch.tensor([targets + [IGNORED] * (length - len(targets)) for _, targets in examples])
-        rows = self._rows[[index for sample in samples for index in sample]]
-        text_model, is_learned = self.model.model.text_model, targets_BL != IGNORED
-        embedded = text_model.embed_tokens(ids_BL).masked_scatter((ids_BL == chats.image_id)[..., None], rows)
-        hidden = text_model(inputs_embeds=embedded, use_cache=False).last_hidden_state
+        indices, is_learned = [index for sample in samples for index in sample], targets_BL != IGNORED
+        outputs = self._layout.outputs([part[indices].flatten(0, 1) for part in self._parts])
+        types = self._layout.types(ids_BL, chats.image_id)
+        found = self.model.model(input_ids=ids_BL, mm_encoder_outputs=outputs, use_cache=False, **types)
+        hidden = found.last_hidden_state
         logits, expected = self.model.lm_head(hidden[is_learned]), targets_BL[is_learned]
         return cross_entropy(logits, expected), logits.argmax(-1) == expected
 
@@ -316,63 +304,56 @@ def optimize(
 
 
 @torch.no_grad()
-def count_right(out: Path, rng: random.Random, num_checked: int = NUM_CHECKED) -> int:
-    """Returns how many of `num_checked` questions about new pictures the written model answers, with its processor."""
-    processor = transformers.AutoProcessor.from_pretrained(out)
+def count_right(out: Path, chats: ChatFormat, rng: random.Random, num_checked: int = NUM_CHECKED) -> int:
+    """Returns how many of `num_checked` new pictures the written model answers, with its own image processor."""
+    processor: Any = transformers.AutoImageProcessor.from_pretrained(out, backend="pil")
     model = transformers.AutoModelForImageTextToText.from_pretrained(out, dtype=torch.float32)
     num_right = 0
     for index in range(num_checked):
         exam = draw_exam(rng, 1 + index % MAX_PICTURES)
-        text = processor.apply_chat_template(exam.messages, add_generation_prompt=True)
-        inputs = processor(text=text, images=[exam.pictures], return_tensors="pt")
-        ids = model.generate(**inputs, max_new_tokens=8, do_sample=False)[0, inputs["input_ids"].shape[1] :]
-        num_right += processor.decode(ids, skip_special_tokens=True) == exam.answer
+        ids = torch.tensor([chats.tokenizer.encode(chats.render(exam.messages) + ANSWER).ids])
+        inputs = processor([exam.pictures], return_tensors="pt") | chats.layout.types(ids, chats.image_id)
+        found = model.generate(input_ids=ids, **inputs, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
+        num_right += chats.tokenizer.decode(found.tolist()) == exam.answer
     return num_right
 
 
 CARD = """\
-# shapes-idefics3
+# shapes-{name}
 
-An Idefics3 of {num_parameters:,} parameters in float16, trained from nothing by `python -m tools.train_picture_model`,
-that answers questions about drawn pictures: a fixture for tests, not an assistant. It knows {num_colors} colours,
-{num_shapes} shapes, the digits and {num_words} words, in one to four places of a picture (`tools/drawn_pictures.py`).
+A small model of {name}'s layout, trained from nothing by `python -m tools.train_picture_model`, that answers questions
+about drawn pictures: a fixture for tests, not an assistant. It knows {num_colors} colours, {num_shapes} shapes, the
+digits and {num_words} words, in up to four places of a picture (`tools/drawn_pictures.py`).
 
-    python launch.py --model assets/shapes-idefics3
+    python launch.py --model assets/shapes-{name}
 
 | | |
 |---|---|
 | asked | `What is at the northwest?`, `What color is the circle?`, `Where is the 7?`, `What is red?` |
-| tower | {tower_layers} layers of {tower_width}, one view of {tile} x {tile} pixels, {num_tokens} tokens |
+| answered | place, colour and thing: `northwest red circle` |
+| parameters | {num_parameters:,} in float16 |
+| tower | {tower_layers} layers of {tower_width}, one view of {tile} x {tile} pixels, {num_rows} tokens |
 | decoder | {layers} layers of {width}, {vocab_size} tokens of its own byte-level BPE, {context} positions |
+| steps | {tower_steps} of the tower, {text_steps} of the decoder |
 | of {num_checked} questions about new pictures, answered right | {num_right} |
 | duration | {cpu_s:.0f} s of CPU, the drawing and the check included |
 """
 
-PROCESSOR = {
-    "image_processor_type": "Idefics3ImageProcessor",
-    "processor_class": "Idefics3Processor",
-    **{f"do_{step}": True for step in ("convert_rgb", "resize", "rescale", "normalize", "pad", "image_splitting")},
-    "rescale_factor": 1 / 255,
-    "image_mean": [0.5] * 3,
-    "image_std": [0.5] * 3,
-    "resample": 1,
-    "size": {"longest_edge": TILE},
-    "max_image_size": {"longest_edge": TILE},
-}
 
-
-def write(model: "transformers.Idefics3ForConditionalGeneration", chats: ChatFormat, out: Path) -> None:
+def write(model: Any, chats: ChatFormat, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    layout = chats.layout
     model.half().save_pretrained(out)
     (out / "model.safetensors").chmod(0o644)
     chats.tokenizer.save(str(out / "tokenizer.json"))
     tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": END}
     files = {
         "generation_config.json": {"eos_token_id": chats.end_id, "temperature": 0.0},
-        "tokenizer_config.json": {**tokenizer, "processor_class": "Idefics3Processor"},
-        "preprocessor_config.json": PROCESSOR,
-        "processor_config.json": {"image_seq_len": NUM_ROWS, "processor_class": "Idefics3Processor"},
+        "tokenizer_config.json": {**tokenizer, "processor_class": layout.processor()["processor_class"]},
+        "preprocessor_config.json": layout.preprocessor(),
+        "processor_config.json": layout.processor(),
     }
-    (out / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    (out / "chat_template.jinja").write_text(chats.template, encoding="utf-8")
     for name, fields in files.items():
         (out / name).write_text(json.dumps(fields, indent=1), encoding="utf-8")
 
@@ -381,31 +362,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0, or 1 if the model has not learned it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder of the model")
+    parser.add_argument("--layout", choices=LAYOUTS, default="idefics3", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     rng = random.Random(options.seed)
-    chats = ChatFormat(rng)
+    chats = ChatFormat(LAYOUTS[options.layout], rng)
     trainer = Trainer(chats, rng)
     trainer.train_tower(STEPS_OF_TOWER)
     trainer.train_text(STEPS_OF_TEXT)
-    options.out.mkdir(parents=True, exist_ok=True)
     write(trainer.model, chats, options.out)
-    num_right = count_right(options.out, random.Random(options.seed + 1))
+    num_right = count_right(options.out, chats, random.Random(options.seed + 1))
     card = CARD.format(
+        name=options.layout,
         num_parameters=sum(parameter.numel() for parameter in trainer.model.parameters()),
         num_colors=len(COLORS),
         num_shapes=len(SHAPES),
         num_words=len(WORDS),
-        tower_layers=TOWER["num_hidden_layers"],
-        tower_width=TOWER["hidden_size"],
+        tower_layers=NUM_LAYERS,
+        tower_width=WIDTH,
         tile=TILE,
-        num_tokens=NUM_ROWS,
+        num_rows=NUM_ROWS,
         layers=TEXT["num_hidden_layers"],
         width=TEXT["hidden_size"],
         vocab_size=chats.tokenizer.get_vocab_size(),
         context=CONTEXT,
+        tower_steps=STEPS_OF_TOWER,
+        text_steps=STEPS_OF_TEXT,
         num_checked=NUM_CHECKED,
         num_right=num_right,
         cpu_s=time.process_time(),

@@ -9,14 +9,15 @@ import torch
 from tokenizers import Tokenizer
 
 from tools.drawn_pictures import draw_scene
-from tools.train_picture_model import END, IGNORED, TEMPLATE, WORDS_OF_ROWS, ChatFormat, Trainer, draw_chat
+from tools.picture_layouts import LAYOUTS
+from tools.train_picture_model import END, IGNORED, WORDS_OF_ROWS, ChatFormat, Trainer, draw_chat
 
 MODEL = Path(__file__).resolve().parents[2] / "assets" / "shapes-idefics3"
 
 
 @pytest.fixture(scope="module")
 def chats() -> ChatFormat:
-    return ChatFormat(random.Random(1))
+    return ChatFormat(LAYOUTS["idefics3"], random.Random(1))
 
 
 def test_answers_are_learned_and_nothing_else(chats: ChatFormat):
@@ -45,7 +46,7 @@ def test_losses_fall(chats: ChatFormat):
 def test_the_bundled_model_is_of_this_tool(chats: ChatFormat):
     bundled = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     assert bundled.get_vocab() == chats.tokenizer.get_vocab()
-    assert (MODEL / "chat_template.jinja").read_text(encoding="utf-8") == TEMPLATE
+    assert (MODEL / "chat_template.jinja").read_text(encoding="utf-8") == chats.template
     size = sum(path.stat().st_size for path in MODEL.iterdir())
     assert size < 5e6
     assert json.loads((MODEL / "config.json").read_text(encoding="utf-8"))["model_type"] == "idefics3"
