@@ -36,6 +36,10 @@ class PictureLayout(Protocol):
     """What takes the place of `part`, as its processor writes it."""
     said: tuple[tuple[int, ...], ...]
     """What each part of a row says: place (0), colour (1) or name (2)."""
+    name_offset: int
+    """Which place's name a row says: 0, its own; 1, that of the place before it."""
+    scales_embedding: bool
+    """True if the decoder multiplies embeddings of tokens, but not rows, by the root of their size."""
 
     def make_model(self, text: Mapping[str, Any], ids: Mapping[str, int]) -> Any:
         """Returns a random model; `ids` are those of `tokens`, `text` the fields of the decoder."""
@@ -57,8 +61,8 @@ class PictureLayout(Protocol):
         """Returns the model's other arguments for these tokens."""
         ...
 
-    def last_linears(self, model: Any) -> list[torch.nn.Linear]:
-        """Returns what makes each part of the rows."""
+    def last_weights(self, model: Any) -> list[list[torch.nn.Parameter]]:
+        """Returns the parameters that make each part of the rows, to which it is proportional."""
         ...
 
     def preprocessor(self) -> dict[str, Any]: ...
@@ -75,6 +79,7 @@ class Idefics3:
     )
     shown = f"{tokens[0]}{tokens[2]}{placeholder * NUM_ROWS}{tokens[0]}"
     said = ((0, 1, 2),)
+    name_offset, scales_embedding = 0, False
 
     def make_model(self, text: Mapping[str, Any], ids: Mapping[str, int]) -> Any:
         vision = {
@@ -110,8 +115,8 @@ class Idefics3:
     def types(self, ids_BL: Tensor, placeholder: int) -> dict[str, Any]:
         return {}
 
-    def last_linears(self, model: Any) -> list[torch.nn.Linear]:
-        return [model.model.connector.modality_projection.proj]
+    def last_weights(self, model: Any) -> list[list[torch.nn.Parameter]]:
+        return [[model.model.connector.modality_projection.proj.weight]]
 
     def preprocessor(self) -> dict[str, Any]:
         return {
@@ -139,6 +144,7 @@ class Qwen3Vl:
     tokens = ("<|vision_start|>", "<|vision_end|>", placeholder, "<|video_pad|>")
     shown = f"<|vision_start|>{placeholder * NUM_ROWS}<|vision_end|>"
     said = ((0, 1), (2,))
+    name_offset, scales_embedding = 0, False
 
     def make_model(self, text: Mapping[str, Any], ids: Mapping[str, int]) -> Any:
         head_dim = text["hidden_size"] // text["num_attention_heads"]
@@ -186,9 +192,9 @@ class Qwen3Vl:
         types_BL = (ids_BL == placeholder).int()
         return {"mm_token_type_ids": types_BL, "image_grid_thw": _grids(int(types_BL.sum()) // NUM_ROWS)}
 
-    def last_linears(self, model: Any) -> list[torch.nn.Linear]:
+    def last_weights(self, model: Any) -> list[list[torch.nn.Parameter]]:
         tower = model.model.visual
-        return [merger.linear_fc2 for merger in (tower.merger, *tower.deepstack_merger_list)]
+        return [list(merger.linear_fc2.parameters()) for merger in (tower.merger, *tower.deepstack_merger_list)]
 
     def preprocessor(self) -> dict[str, Any]:
         """Pictures are nearly square, so that the limits make every one of them `TILE` x `TILE`."""
@@ -208,8 +214,74 @@ class Qwen3Vl:
         return {"processor_class": "Qwen3VLProcessor"}
 
 
+class Gemma3:
+    """The name of a thing is in the row after it, so that rows are understood only together, in both directions."""
+
+    name = "gemma3"
+    placeholder = "<image_soft_token>"
+    part = "<start_of_image>"
+    tokens = (part, "<end_of_image>", placeholder)
+    shown = f"\n\n{part}{placeholder * NUM_ROWS}<end_of_image>\n\n"
+    said = ((0, 1, 2),)
+    name_offset, scales_embedding = 1, True
+
+    def make_model(self, text: Mapping[str, Any], ids: Mapping[str, int]) -> Any:
+        head_dim = text["hidden_size"] // text["num_attention_heads"]
+        vision = {
+            "model_type": "siglip_vision_model",
+            "vision_use_head": False,
+            "hidden_size": WIDTH,
+            "num_hidden_layers": NUM_LAYERS,
+            "num_attention_heads": NUM_HEADS,
+            "intermediate_size": 3 * WIDTH,
+            "image_size": TILE,
+            "patch_size": PATCH,
+            "initializer_range": 0.06,
+        }
+        config = transformers.Gemma3Config(
+            vision_config=vision,
+            text_config={**text, "head_dim": head_dim, "query_pre_attn_scalar": head_dim},
+            mm_tokens_per_image=NUM_ROWS,
+            image_token_id=ids[self.placeholder],
+            boi_token_index=ids[self.part],
+            eoi_token_index=ids["<end_of_image>"],
+        )
+        model = transformers.Gemma3ForConditionalGeneration(config)
+        torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight, std=0.06)
+        return model
+
+    def view(self, picture: Image.Image) -> Image.Image:
+        return picture.resize((TILE, TILE), Image.Resampling.BILINEAR)
+
+    def encode(self, model: Any, pixels_VCHW: Tensor) -> list[Tensor]:
+        return [model.model.get_image_features(pixels_VCHW).pooler_output.flatten(0, 1)]
+
+    def outputs(self, parts: Sequence[Tensor]) -> dict[str, Any]:
+        return {"image": BaseModelOutputWithPooling(pooler_output=parts[0].unflatten(0, (-1, NUM_ROWS)))}
+
+    def types(self, ids_BL: Tensor, placeholder: int) -> dict[str, Any]:
+        return {"token_type_ids": (ids_BL == placeholder).int()}
+
+    def last_weights(self, model: Any) -> list[list[torch.nn.Parameter]]:
+        return [[model.model.multi_modal_projector.mm_input_projection_weight]]
+
+    def preprocessor(self) -> dict[str, Any]:
+        return {
+            "image_processor_type": "Gemma3ImageProcessor",
+            **STEPS,
+            **HALF,
+            "size": {"height": TILE, "width": TILE},
+            "resample": 2,
+            "do_pan_and_scan": None,
+            "processor_class": "Gemma3Processor",
+        }
+
+    def processor(self) -> dict[str, Any]:
+        return {"image_seq_length": NUM_ROWS, "processor_class": "Gemma3Processor"}
+
+
 def _grids(num_views: int) -> Tensor:
     return torch.tensor([[1, GRID, GRID]] * num_views)
 
 
-LAYOUTS: dict[str, PictureLayout] = {layout.name: layout for layout in (Idefics3(), Qwen3Vl())}
+LAYOUTS: dict[str, PictureLayout] = {layout.name: layout for layout in (Idefics3(), Qwen3Vl(), Gemma3())}

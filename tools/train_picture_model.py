@@ -193,7 +193,9 @@ class Trainer:
         def compute_loss() -> tuple[torch.Tensor, torch.Tensor]:
             self._pool += [self._draw() for _ in range(-(-self._num_pictures // num_steps))]
             drawn = self._rng.choices(self._pool, k=self._batch_of_tower)
-            said = torch.tensor([indices for each in drawn for indices in words_of_rows(each.scene)])
+            said = torch.tensor(
+                [indices for each in drawn for indices in words_of_rows(each.scene, self._layout.name_offset)]
+            )
             loss, is_right = torch.zeros(()), torch.ones(len(said), dtype=torch.bool)
             for groups, part in zip(self._layout.said, self._encode(drawn), strict=True):
                 rows = normalize(part, dim=-1)
@@ -208,8 +210,9 @@ class Trainer:
         decoder = {id(parameter) for parameter in decoder_of(self.model).parameters()}
         parameters = [parameter for parameter in self.model.parameters() if id(parameter) not in decoder]
         losses = optimize("tower", parameters, num_steps, RATE_OF_TOWER, compute_loss)
+        scale = TEXT["hidden_size"] if self._layout.scales_embedding else 1
         self._keep_rows(
-            [float(sum(words[group].square().sum(-1).mean() for group in said)) for said in self._layout.said]
+            [scale * float(sum(words[group].square().sum(-1).mean() for group in said)) for said in self._layout.said]
         )
         return losses
 
@@ -218,11 +221,11 @@ class Trainer:
         """Keeps the rows of all pictures. `squares`: the squared length that each part of a row gets, on average."""
         starts = range(0, len(self._pool), self._batch_of_tower)
         encoded = [self._encode(self._pool[start : start + self._batch_of_tower]) for start in starts]
-        self._parts, linears = [], self._layout.last_linears(self.model)
-        for square, linear, part in zip(squares, linears, zip(*encoded, strict=True), strict=True):
+        self._parts, weights = [], self._layout.last_weights(self.model)
+        for square, parameters, part in zip(squares, weights, zip(*encoded, strict=True), strict=True):
             rows = torch.cat(part)
             scale = square**0.5 / rows.norm(dim=-1).mean()
-            for parameter in linear.parameters():
+            for parameter in parameters:
                 parameter.mul_(scale)
             self._parts.append((rows * scale).unflatten(0, (-1, NUM_ROWS)))
 
@@ -264,9 +267,11 @@ class Trainer:
         return cross_entropy(logits, expected), logits.argmax(-1) == expected
 
 
-def words_of_rows(scene: Scene) -> list[list[int]]:
-    """Returns, for each place of a picture, the index of each word that its row says."""
-    said = [(place, *(thing or (NOTHING, NOTHING))) for place, thing in zip(PLACES, scene.things, strict=True)]
+def words_of_rows(scene: Scene, name_offset: int = 0) -> list[list[int]]:
+    """Returns, for each place of a picture, the index of each word that its row says (`PictureLayout.name_offset`)."""
+    colors, names = zip(*(thing or (NOTHING, NOTHING) for thing in scene.things), strict=True)
+    names = (*names[len(names) - name_offset :], *names[: len(names) - name_offset])
+    said = zip(PLACES, colors, names, strict=True)
     return [[group.index(word) for group, word in zip(WORDS_OF_ROWS, words, strict=True)] for words in said]
 
 
