@@ -28,12 +28,12 @@ PLACES = ("northwest", "northeast", "southwest", "southeast")
 """The names of the cells, line by line."""
 NOTHING = "nothing"
 
-ASKED = {
-    "place": ("What is at the {}?", "What do you see at the {}?"),
-    "color": ("What is {}?", "Which thing is {}?"),
-    "name": ("What color is the {}?", "Where is the {}?"),
-}
-"""What a question names, and how it can be asked."""
+ASKED = (
+    ("What is at the {}?", "What do you see at the {}?"),
+    ("What is {}?", "Which thing is {}?"),
+    ("What color is the {}?", "Where is the {}?"),
+)
+"""How to ask about a place, a colour and a name."""
 DESCRIBE = "Describe the picture."
 
 
@@ -56,9 +56,10 @@ class Scene:
 
     things: tuple[Thing | None, ...]
 
-    def answer(self, place: int) -> str:
-        """Returns the answer to each question about a place: its name, and the thing there."""
-        return f"{PLACES[place]} {self.things[place] or NOTHING}"
+    def answer(self, place: int, first: int = 0) -> str:
+        """Returns a place and the thing there, as place (0), colour (1) and name (2), in turns from the `first`."""
+        words = [PLACES[place], *(self.things[place] or [NOTHING])]
+        return " ".join(words[first:] + words[:first])
 
 
 def draw_scene(rng: random.Random) -> Scene:
@@ -74,17 +75,17 @@ def draw_scene(rng: random.Random) -> Scene:
 
 
 def ask(rng: random.Random, scene: Scene) -> Question:
-    """Returns a question about a place, by its name, or about a thing, by its name or its colour."""
+    """Returns a question about a place, or about a thing by colour or name. The answer begins with what it names."""
     place = rng.randrange(len(PLACES))
     thing = scene.things[place]
-    named = {"place": PLACES[place], **(thing._asdict() if thing else {})}
-    kind = rng.choice(list(named))
-    return Question(rng.choice(ASKED[kind]).format(named[kind]), scene.answer(place))
+    named = (PLACES[place], *(thing or ()))
+    first = rng.randrange(len(named))
+    return Question(rng.choice(ASKED[first]).format(named[first]), scene.answer(place, first))
 
 
 def describe(rng: random.Random, scene: Scene) -> Question:
-    """Returns the request for all answers, in any order."""
-    places = rng.sample(range(len(PLACES)), len(PLACES))
+    """Returns the request for all places, of which the first comes first and the others in any order."""
+    places = [0, *rng.sample(range(1, len(PLACES)), len(PLACES) - 1)]
     return Question(DESCRIBE, ", ".join(map(scene.answer, places)))
 
 

@@ -50,12 +50,12 @@ GAIN = 16.0
 """The logit of a word whose embedding points where the row does."""
 MAX_PICTURES, MAX_QUESTIONS = 2, 3
 """Of a chat, and of each of its pictures."""
-SHORT_SHARE = 0.4
+SHORT_SHARE = 0.3
 """The share of the decoder's steps, at first, whose chats have one picture and one question."""
 WARMUP_STEPS = 60
-POOL, BATCH_OF_TOWER, BATCH_OF_TEXT = 8000, 40, 64
+POOL, BATCH_OF_TOWER, BATCH_OF_TEXT = 5000, 40, 64
 """The pictures that are kept, and how many pictures and chats a step has."""
-STEPS_OF_TOWER, STEPS_OF_TEXT = 900, 1500
+STEPS_OF_TOWER, STEPS_OF_TEXT = 500, 600
 RATE_OF_TOWER, RATE_OF_TEXT = 2.5e-3, 2e-3
 NUM_CHECKED = 300
 LEAST_SHARE = 0.97
@@ -179,8 +179,10 @@ class Trainer:
         self._batch_of_tower, self._batch_of_text = batches
         self._layout, self.model = chats.layout, make_model(chats)
         self._embedding = decoder_of(self.model).embed_tokens.weight.requires_grad_(False).normal_(std=STD)
-        for place in PLACES:  # Only answers begin with a place, without a space before it.
-            self._embedding[chats.token_of(place)] = self._embedding[chats.token_of(f" {place}")]
+        mark = torch.randn_like(self._embedding[0]) * STD
+        for word in {word for words in WORDS_OF_ROWS for word in words} - {NOTHING}:  # Answers begin without a space.
+            self._embedding[chats.token_of(word)] = self._embedding[chats.token_of(f" {word}")] + mark
+        self._places = torch.tensor([chats.token_of(f" {place}") for place in PLACES])
         self._pool: list[Drawn] = []
         self._parts: list[torch.Tensor] = []
         """The parts of the rows of all pictures, each [pictures, NUM_ROWS, E]."""
@@ -250,7 +252,7 @@ class Trainer:
         return optimize("decoder", parameters, num_steps, RATE_OF_TEXT, compute_loss)
 
     def _answer(self, max_pictures: int, max_questions: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the loss of a batch of chats, and which tokens of the answers are right."""
+        """Returns the loss of a batch of chats, and which tokens are right, but for places in the middle of answers."""
         chats, rng = self._chats, self._rng
         samples = [rng.sample(range(len(self._pool)), rng.randint(1, max_pictures)) for _ in range(self._batch_of_text)]
         drawn = [draw_chat(rng, [self._pool[index].scene for index in sample], max_questions) for sample in samples]
@@ -264,7 +266,8 @@ class Trainer:
         found = self.model.model(input_ids=ids_BL, mm_encoder_outputs=outputs, use_cache=False, **types)
         hidden = found.last_hidden_state
         logits, expected = self.model.lm_head(hidden[is_learned]), targets_BL[is_learned]
-        return cross_entropy(logits, expected), logits.argmax(-1) == expected
+        is_certain = torch.isin(expected, self._places, invert=True)
+        return cross_entropy(logits, expected), (logits.argmax(-1) == expected)[is_certain]
 
 
 def words_of_rows(scene: Scene, name_offset: int = 0) -> list[list[int]]:
@@ -335,7 +338,7 @@ digits and {num_words} words, in up to four places of a picture (`tools/drawn_pi
 | | |
 |---|---|
 | asked | `What is at the northwest?`, `What color is the circle?`, `Where is the 7?`, `What is red?` |
-| answered | place, colour and thing: `northwest red circle` |
+| answered | place, colour and thing in turns, from what was asked about: `circle northwest red` |
 | parameters | {num_parameters:,} in float16 |
 | tower | {tower_layers} layers of {tower_width}, one view of {tile} x {tile} pixels, {num_rows} tokens |
 | decoder | {layers} layers of {width}, {vocab_size} tokens of its own byte-level BPE, {context} positions |
