@@ -1,10 +1,13 @@
 """Draws pictures of coloured shapes, digits and words, and asks questions about them whose answers are known.
 
+    python -m tools.drawn_pictures FILE [SEED]
+
 A picture has four places, each with one thing or nothing. Large pictures are noisy: the noise is gone only after a
 filter that averages all pixels.
 """
 
 import random
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -159,3 +162,15 @@ def _font(size: int) -> ImageFont.FreeTypeFont:
     font = ImageFont.load_default(size)
     assert isinstance(font, ImageFont.FreeTypeFont), "Pillow lacks FreeType"
     return font
+
+
+def main(file: str, seed: str = "1") -> None:
+    """Draws a picture and prints what it shows."""
+    rng = random.Random(int(seed))
+    scene = draw_scene(rng)
+    draw(rng, scene).save(file)
+    print(describe(rng, scene).answer)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

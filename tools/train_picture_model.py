@@ -48,14 +48,14 @@ WORDS_OF_ROWS = (PLACES, (NOTHING, *COLORS), (NOTHING, *SHAPES, *DIGITS, *WORDS)
 """What a row says: one word of each tuple."""
 GAIN = 16.0
 """The logit of a word whose embedding points where the row does."""
-MAX_PICTURES, MAX_QUESTIONS = 2, 3
+MAX_PICTURES, MAX_QUESTIONS = 2, 2
 """Of a chat, and of each of its pictures."""
-SHORT_SHARE = 0.3
+SHORT_SHARE = 0.2
 """The share of the decoder's steps, at first, whose chats have one picture and one question."""
 WARMUP_STEPS = 60
 POOL, BATCH_OF_TOWER, BATCH_OF_TEXT = 5000, 40, 64
 """The pictures that are kept, and how many pictures and chats a step has."""
-STEPS_OF_TOWER, STEPS_OF_TEXT = 500, 600
+STEPS_OF_TOWER, STEPS_OF_TEXT = 500, 900
 RATE_OF_TOWER, RATE_OF_TEXT = 2.5e-3, 2e-3
 NUM_CHECKED = 300
 LEAST_SHARE = 0.97
@@ -72,9 +72,7 @@ TEMPLATE = """\
 """
 
 
-def draw_chat(
-    rng: random.Random, scenes: Sequence[Scene], max_questions: int = MAX_QUESTIONS
-) -> list[dict[str, object]]:
+def draw_chat(rng: random.Random, scenes: Sequence[Scene], max_questions: int = 3) -> list[dict[str, object]]:
     """Returns the messages of a chat about pictures. Each comes first in a message, and answers are about the last."""
     messages: list[dict[str, object]] = []
     for scene in scenes:
@@ -251,10 +249,10 @@ class Trainer:
 
         return optimize("decoder", parameters, num_steps, RATE_OF_TEXT, compute_loss)
 
-    def _answer(self, max_pictures: int, max_questions: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _answer(self, num_pictures: int, max_questions: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the loss of a batch of chats, and which tokens are right, but for places in the middle of answers."""
         chats, rng = self._chats, self._rng
-        samples = [rng.sample(range(len(self._pool)), rng.randint(1, max_pictures)) for _ in range(self._batch_of_text)]
+        samples = [rng.sample(range(len(self._pool)), num_pictures) for _ in range(self._batch_of_text)]
         drawn = [draw_chat(rng, [self._pool[index].scene for index in sample], max_questions) for sample in samples]
         examples = [chats.example(chats.render(messages)) for messages in drawn]
         length = max(len(ids) for ids, _ in examples)

@@ -63,6 +63,8 @@ class SeenServer(ImageServer):
 
     def __init__(self, folder: Path):
         self._folder, self._numbers = folder, count()
+        self._inputs: dict[int, ImageInput] = {}
+        """By the ids of pictures, which the tests keep."""
         super().__init__(Path(shutil.copytree(MODEL, folder / "model")), folder, block_size=4, num_pages=4000)
         self._encode.close()
         self._encode._decoder = Decoder()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
@@ -77,6 +79,11 @@ class SeenServer(ImageServer):
         super().start()
 
     def _input(self, image: Image.Image, index: int) -> ImageInput:
+        if id(image) not in self._inputs:
+            self._inputs[id(image)] = self._store(image)
+        return self._inputs[id(image)]
+
+    def _store(self, image: Image.Image) -> ImageInput:
         file, exif = io.BytesIO(), Image.Exif()
         orientation = list(SIDEWAYS)[sum(image.size) % len(SIDEWAYS)]
         transpose = SIDEWAYS[orientation]
