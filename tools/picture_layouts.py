@@ -1,4 +1,4 @@
-"""The layouts of small models that answer questions about pictures: their classes, what rows say, and their files.
+"""The layouts of small models that answer questions about pictures: their classes, what rows show, and their files.
 
 Shape legend: V views, P patches, N rows of all views, E embedding size, B chats, L tokens of the longest.
 """
@@ -20,7 +20,7 @@ MERGED = GRID // SIDE
 """A picture is one view of TILE x TILE pixels, which becomes SIDE x SIDE rows: one for each place."""
 NUM_ROWS = SIDE**2
 WIDTH, NUM_LAYERS, NUM_HEADS = 96, 3, 6
-"""Of the tower; its MLP is three times as wide."""
+"""The tower's sizes; its MLP is three times as wide."""
 STEPS = {f"do_{step}": True for step in ("convert_rgb", "resize", "rescale", "normalize")}
 HALF = {"rescale_factor": 1 / 255, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 
@@ -34,10 +34,10 @@ class PictureLayout(Protocol):
     part: str
     shown: str
     """What takes the place of `part`, as its processor writes it."""
-    said: tuple[tuple[int, ...], ...]
-    """What each part of a row says: place (0), colour (1) or name (2)."""
+    contents: tuple[tuple[int, ...], ...]
+    """What each part of a row shows: place (0), colour (1) or name (2)."""
     name_offset: int
-    """Which place's name a row says: 0, its own; 1, that of the place before it."""
+    """Which place's name a row shows: 0, its own; 1, that of the place before it."""
     scales_embedding: bool
     """True if the decoder multiplies embeddings of tokens, but not rows, by the root of their size."""
 
@@ -78,7 +78,7 @@ class Idefics3:
         *(f"<row_{line}_col_{column}>" for line in range(1, 7) for column in range(1, 7)),
     )
     shown = f"{tokens[0]}{tokens[2]}{placeholder * NUM_ROWS}{tokens[0]}"
-    said = ((0, 1, 2),)
+    contents = ((0, 1, 2),)
     name_offset, scales_embedding = 0, False
 
     def make_model(self, text: Mapping[str, Any], ids: Mapping[str, int]) -> Any:
@@ -143,7 +143,7 @@ class Qwen3Vl:
     part = f"<|vision_start|>{placeholder}<|vision_end|>"
     tokens = ("<|vision_start|>", "<|vision_end|>", placeholder, "<|video_pad|>")
     shown = f"<|vision_start|>{placeholder * NUM_ROWS}<|vision_end|>"
-    said = ((0, 1), (2,))
+    contents = ((0, 1), (2,))
     name_offset, scales_embedding = 0, False
 
     def make_model(self, text: Mapping[str, Any], ids: Mapping[str, int]) -> Any:
@@ -222,7 +222,7 @@ class Gemma3:
     part = "<start_of_image>"
     tokens = (part, "<end_of_image>", placeholder)
     shown = f"\n\n{part}{placeholder * NUM_ROWS}<end_of_image>\n\n"
-    said = ((0, 1, 2),)
+    contents = ((0, 1, 2),)
     name_offset, scales_embedding = 1, True
 
     def make_model(self, text: Mapping[str, Any], ids: Mapping[str, int]) -> Any:

@@ -43,13 +43,13 @@ from tools.picture_layouts import LAYOUTS, NUM_LAYERS, NUM_ROWS, TILE, WIDTH, Pi
 TEXT = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
 VOCAB_SIZE, CONTEXT = 640, 2048
 STD = 0.06
-"""Of random weights, and of the embedding, which is not trained."""
+"""The deviation of random weights, and of the embedding, which is not trained."""
 WORDS_OF_ROWS = (PLACES, (NOTHING, *COLORS), (NOTHING, *SHAPES, *DIGITS, *WORDS))
-"""What a row says: one word of each tuple."""
+"""A row shows one word of each tuple."""
 GAIN = 16.0
 """The logit of a word whose embedding points where the row does."""
 MAX_PICTURES, MAX_QUESTIONS = 2, 2
-"""Of a chat, and of each of its pictures."""
+"""The most pictures of a chat, and the most questions about each of them."""
 SHORT_SHARE = 0.2
 """The share of the decoder's steps, at first, whose chats have one picture and one question."""
 WARMUP_STEPS = 60
@@ -193,18 +193,18 @@ class Trainer:
         def compute_loss() -> tuple[torch.Tensor, torch.Tensor]:
             self._pool += [self._draw() for _ in range(-(-self._num_pictures // num_steps))]
             drawn = self._rng.choices(self._pool, k=self._batch_of_tower)
-            said = torch.tensor(
+            shown = torch.tensor(
                 [indices for each in drawn for indices in words_of_rows(each.scene, self._layout.name_offset)]
             )
-            loss, is_right = torch.zeros(()), torch.ones(len(said), dtype=torch.bool)
-            for groups, part in zip(self._layout.said, self._encode(drawn), strict=True):
+            loss, is_right = torch.zeros(()), torch.ones(len(shown), dtype=torch.bool)
+            for groups, part in zip(self._layout.contents, self._encode(drawn), strict=True):
                 rows = normalize(part, dim=-1)
-                wanted = torch.stack([units[group][said[:, group]] for group in groups]).sum(0)
-                loss = loss + 1 - (rows * normalize(wanted, dim=-1)).sum(-1).mean()
+                target = torch.stack([units[group][shown[:, group]] for group in groups]).sum(0)
+                loss = loss + 1 - (rows * normalize(target, dim=-1)).sum(-1).mean()
                 for group in groups:
                     logits = GAIN * rows @ units[group].T
-                    loss = loss + cross_entropy(logits, said[:, group])
-                    is_right &= logits.argmax(-1) == said[:, group]
+                    loss = loss + cross_entropy(logits, shown[:, group])
+                    is_right &= logits.argmax(-1) == shown[:, group]
             return loss, is_right
 
         decoder = {id(parameter) for parameter in decoder_of(self.model).parameters()}
@@ -212,7 +212,10 @@ class Trainer:
         losses = optimize("tower", parameters, num_steps, RATE_OF_TOWER, compute_loss)
         scale = TEXT["hidden_size"] if self._layout.scales_embedding else 1
         self._keep_rows(
-            [scale * float(sum(words[group].square().sum(-1).mean() for group in said)) for said in self._layout.said]
+            [
+                scale * float(sum(words[group].square().sum(-1).mean() for group in groups))
+                for groups in self._layout.contents
+            ]
         )
         return losses
 
@@ -250,7 +253,7 @@ class Trainer:
         return optimize("decoder", parameters, num_steps, RATE_OF_TEXT, compute_loss)
 
     def _answer(self, num_pictures: int, max_questions: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the loss of a batch of chats, and which tokens are right, but for places in the middle of answers."""
+        """Returns the loss of a batch of chats, and which tokens are right, except places in the middle of answers."""
         chats, rng = self._chats, self._rng
         samples = [rng.sample(range(len(self._pool)), num_pictures) for _ in range(self._batch_of_text)]
         drawn = [draw_chat(rng, [self._pool[index].scene for index in sample], max_questions) for sample in samples]
@@ -269,11 +272,11 @@ class Trainer:
 
 
 def words_of_rows(scene: Scene, name_offset: int = 0) -> list[list[int]]:
-    """Returns, for each place of a picture, the index of each word that its row says (`PictureLayout.name_offset`)."""
+    """Returns, for each place of a picture, the index of each word that its row shows (`PictureLayout.name_offset`)."""
     colors, names = zip(*(thing or (NOTHING, NOTHING) for thing in scene.things), strict=True)
     names = (*names[len(names) - name_offset :], *names[: len(names) - name_offset])
-    said = zip(PLACES, colors, names, strict=True)
-    return [[group.index(word) for group, word in zip(WORDS_OF_ROWS, words, strict=True)] for words in said]
+    shown = zip(PLACES, colors, names, strict=True)
+    return [[group.index(word) for group, word in zip(WORDS_OF_ROWS, words, strict=True)] for words in shown]
 
 
 def optimize(

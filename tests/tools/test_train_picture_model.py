@@ -38,8 +38,8 @@ def test_each_word_of_a_row_is_a_token(chats: ChatFormat):
 
 def test_losses_fall(chats: ChatFormat):
     torch.manual_seed(1)
-    trainer = Trainer(chats, random.Random(1), num_pictures=100, batches=(8, 8))
-    for losses in (trainer.train_tower(30), trainer.train_text(30)):
+    trainer = Trainer(chats, random.Random(1), num_pictures=40, batches=(4, 8))
+    for losses in (trainer.train_tower(20), trainer.train_text(20)):
         assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
 
 
