@@ -43,7 +43,7 @@ DURATIONS = Path(__file__).with_name("durations.json")
 
 MIN_S = 1.0
 
-SESSION_SERVERS = ("faulty_ring", "plain_ring", "restarted_ring", "twin_ring", "bard_ring")
+SESSION_SERVERS = ("faulty_ring", "plain_ring", "restarted_ring", "twin_ring", "bard_ring", "image_ring")
 """Fixtures of tests/ring/conftest.py that several files share."""
 
 ANY_RING = re.compile(r"mark\.ring\b")

@@ -10,6 +10,7 @@ from benchmarks.server_process import ServerProcess
 from tests.ring.bad_inputs import MAX_BODY_MB
 from tests.ring.client import ADMIN_KEY, BARD, BARD_DIR, RingClient
 from tests.tiny_llama import write_tiny_llama
+from tests.vision_models import make_vision_model
 
 READY_TIMEOUT_S = 90.0
 HOLD_S = 50
@@ -86,6 +87,21 @@ def bard_ring() -> Iterator[RingClient]:
     flags = ("--served-model-name", BARD, "--max-restarts-per-min", "100", "--tool-call-parser", "hermes")
     with starting() as start:
         yield start(BARD_DIR, "--dtype", "float32", *flags)
+
+
+@pytest.fixture(scope="session")
+def image_recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recording of `image_ring`, with its images."""
+    return tmp_path_factory.mktemp("recording") / "run"
+
+
+@pytest.fixture(scope="session")
+def image_ring(image_recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RingClient]:
+    """A server of a model that reads images."""
+    model = make_vision_model("idefics3", tmp_path_factory.mktemp("vision") / "model")
+    flags = ("--served-model-name", "m", "--record", str(image_recording), "--record-images-mb", "10")
+    with starting() as start:
+        yield start(model, "--dtype", "float32", *flags)
 
 
 RESTART_FLAGS = ("--dtype", "float32", "--drain-timeout-s", "20", "--max-restarts-per-min", "100")
