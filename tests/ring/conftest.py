@@ -50,7 +50,8 @@ def starting() -> Iterator[Start]:
     clients: list[RingClient] = []
 
     def start(model_dir: Path, *flags: str) -> RingClient:
-        server = ServerProcess(["--model", str(model_dir), "--cpu-threads", "1", "--no-standby", *CHEAP, *flags])
+        own = ("--cpu-threads", "1", "--no-standby", *CHEAP)
+        server = ServerProcess(["--model", str(model_dir), *own, *flags], has_own_session=True)
         servers.append(server)
         target = server.wait_until_ready(READY_TIMEOUT_S)
         clients.append(RingClient(f"http://{target.host}:{target.port}", server.run_dir))
