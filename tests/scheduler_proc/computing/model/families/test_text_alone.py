@@ -10,7 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tests.checkpoints import CONTEXT, VOCAB_SIZE, make_config
+from tests.checkpoints import CONTEXT, MLA, VOCAB_SIZE, make_config
 from tests.scheduler_proc.computing.model.test_decoder import our_logits
 
 PROMPTS = [[5, 6, 7], list(range(40)), [9]]
@@ -90,6 +90,16 @@ def qwen3_5_moe() -> transformers.PreTrainedConfig:
     return transformers.Qwen3_5MoeConfig(text_config={**TEXT, **HYBRID}, vision_config=encoder)
 
 
+def kimi_k25() -> transformers.PreTrainedConfig:
+    """The text has the type that it has in the published config.json."""
+    text = {**TEXT, **MLA, "model_type": "kimi_k2", "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+    encoder = {name: VISION[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers")}
+    encoder |= {"num_attention_heads": 2, "pos_emb_height": 4, "pos_emb_width": 4}
+    return transformers.Kimi_K25Config(
+        text_config=text, vision_config=encoder, projection_hidden_size=32, tie_word_embeddings=False
+    )
+
+
 def of_text(name: str, **text: Any) -> Callable[[], transformers.PreTrainedConfig]:
     """Returns what makes the config of a model whose language model has these fields, with the smallest encoder."""
 
@@ -153,7 +163,7 @@ def build(path: Path, config: transformers.PreTrainedConfig) -> Any:
     return model
 
 
-@pytest.mark.parametrize("make", [gemma3, gemma4, small3, ministral3, qwen3_5, qwen3_5_moe, *OTHERS])
+@pytest.mark.parametrize("make", [gemma3, gemma4, small3, ministral3, qwen3_5, qwen3_5_moe, kimi_k25, *OTHERS])
 def test_logits_are_those_of_the_whole_model(tmp_path: Path, make: Any) -> None:
     model = build(tmp_path, make())
     with torch.inference_mode():
