@@ -113,7 +113,7 @@ def deepseek_v3() -> transformers.PreTrainedConfig:
     """A dense layer, then two with 16 experts in four groups, two of which a token's three experts are from."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "rope_theta": 10_000.0}
     return transformers.DeepseekV3Config(
-        **{**SHAPE, "head_dim": None},
+        **{**SHAPE, "head_dim": 16},
         hidden_size=96,
         num_key_value_heads=4,
         num_hidden_layers=3,
