@@ -3,13 +3,18 @@
 `test_mtp_head.py` has what does not depend on the family.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from runtime.gguf.conversion import read_config
+from runtime.gguf.gguf_file import read_gguf
+from tests.runtime.gguf.test_architectures import GOLDEN
 from tests.scheduler_proc.computing.model.trained.test_mtp_head import (
     GREEDY,
     SAMPLED,
@@ -47,14 +52,17 @@ def prompts() -> list[list[int]]:
     return [list(text[512 * row : 512 * row + 40 + 11 * row]) for row in range(3)]
 
 
+WAYS: list[tuple[dict[str, Any], str]] = [
+    ({"num_speculative_tokens": 3}, "accepted_tokens"),
+    ({"num_speculative_tokens": 2, "max_num_batched_tokens": 7, "max_num_seqs": 1}, "accepted_tokens"),
+    ({"num_speculative_tokens": 3, "num_pages": 24, "max_model_len": 260}, "preemptions"),
+]
+"""Flags that cut steps in other ways, and what they count then."""
+
+
 def test_no_token_changes(checkpoint: Path, prompts: list[list[int]]) -> None:
-    """Two turns: together with three draft tokens a row, in chunks of 7, and preempted."""
     expected = two_turns(Service(checkpoint), prompts, SAMPLED)
-    for flags, counter in (
-        ({"num_speculative_tokens": 3}, "accepted_tokens"),
-        ({"num_speculative_tokens": 2, "max_num_batched_tokens": 7, "max_num_seqs": 1}, "accepted_tokens"),
-        ({"num_speculative_tokens": 3, "num_pages": 24, "max_model_len": 260}, "preemptions"),
-    ):
+    for flags, counter in WAYS:
         service = Service(checkpoint, speculative="mtp", **flags)
         assert two_turns(service, prompts, SAMPLED) == expected
         assert service.scheduler.gauges()[counter] > 0
@@ -94,3 +102,13 @@ def test_most_draft_tokens_are_accepted_and_mistakes_show(
         found = acceptance(write_checkpoint(tmp_path, change), prompts)
         print(f"{mistake}: {found:.1%}")
         assert found < usual - 0.02
+
+
+@pytest.mark.parametrize("name", ["deepseek32", "glm-dsa"])
+def test_a_file_in_gguf_has_the_head(name: str, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").symlink_to(GOLDEN / f"{name}.gguf")
+    (tmp_path / "config.json").write_text(json.dumps(read_config(read_gguf(tmp_path))))
+    expected = Service(tmp_path, max_model_len=96).generate([[3, 1, 4]], 20, **GREEDY)
+    service = Service(tmp_path, max_model_len=96, speculative="mtp", num_speculative_tokens=2)
+    assert service.generate([[3, 1, 4]], 20, **GREEDY) == expected
+    assert service.proposed

@@ -162,7 +162,7 @@ def test_drafts_are_those_of_transformers_blocks(checkpoint: Path, prompts: list
     assert_drafts(NAME, service.proposed)
 
 
-def assert_drafts(name: str, proposed: list[tuple[array[int], array[int]]]) -> None:
+def assert_drafts(name: str, proposed: "list[tuple[array[int], array[int]]]") -> None:
     """Each of three draft tokens in a row is the likeliest one of the reference, or as likely as that."""
     model = load_model(name)
     head = MtpHead(name, model)
