@@ -45,13 +45,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "lfm2": {"num_hidden_layers": 2, "full_attn_idxs": [1]},
     "youtu": ONE_LAYER,
 }
-<<<<<<< HEAD
-"""Learned positions and biases; norms of heads; soft caps and windows; sinks; experts, some of them shared; gated delta
-rule; Mamba-2; short convolutions; latents."""
-=======
 """Learned positions and biases; norms of heads; windows and sinks; experts, some of them shared; gated delta rule;
-Mamba-2; short convolutions. `tests/kernels/gpu/test_split_decode.py` has soft caps."""
->>>>>>> suite
+Mamba-2; short convolutions; latents. `tests/kernels/gpu/test_split_decode.py` has soft caps."""
 
 pytestmark = pytest.mark.skipif(
     DEVICE != "cpu", reason="`benchmarks.experiments.deterministic_0137.check_deterministic` compares bits on a GPU"
