@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import transformers
-from jinja2 import Environment
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy, normalize
 
 from tools.drawn_pictures import (
@@ -32,18 +30,16 @@ from tools.drawn_pictures import (
     SHAPES,
     WORDS,
     Scene,
-    ask,
-    describe,
     draw,
     draw_exam,
     draw_scene,
 )
-from tools.picture_layouts import LAYOUTS, NUM_LAYERS, NUM_ROWS, TILE, WIDTH, PictureLayout
+from tools.picture_chats import ANSWER, END, IGNORED, ChatFormat, draw_chat
+from tools.picture_layouts import LAYOUTS, NUM_LAYERS, NUM_ROWS, TILE, WIDTH
 
 TEXT = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
-VOCAB_SIZE, CONTEXT = 640, 2048
-STD = 0.06
-"""The deviation of random weights, and of the embedding, which is not trained."""
+CONTEXT, STD = 2048, 0.06
+"""The standard deviation of random weights, and of the embedding, which is not trained."""
 WORDS_OF_ROWS = (PLACES, (NOTHING, *COLORS), (NOTHING, *SHAPES, *DIGITS, *WORDS))
 """A row shows one word of each tuple."""
 GAIN = 16.0
@@ -59,74 +55,6 @@ STEPS_OF_TOWER, STEPS_OF_TEXT = 500, 900
 RATE_OF_TOWER, RATE_OF_TEXT = 2.5e-3, 2e-3
 NUM_CHECKED = 300
 LEAST_SHARE = 0.97
-IGNORED = -100
-
-START, END, IMAGE, ANSWER = "<|im_start|>", "<end_of_utterance>", "<image>", "Assistant:"
-TEMPLATE = """\
-{{- '<|im_start|>' }}
-{%- for message in messages %}{{ message.role | capitalize + ':' }}
-{%- if message.content is string %}{{ message.content }}{% else %}
-{%- for part in message.content %}{{ '<image>' if part.type == 'image' else part.text }}{% endfor %}{% endif %}
-{{- '<end_of_utterance>' }}{% endfor %}
-{%- if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}
-"""
-
-
-def draw_chat(rng: random.Random, scenes: Sequence[Scene], max_questions: int = 3) -> list[dict[str, object]]:
-    """Returns the messages of a chat about pictures. Each comes first in a message, and answers are about the last."""
-    messages: list[dict[str, object]] = []
-    for scene in scenes:
-        parts: list[dict[str, str]] = [{"type": "image"}]
-        for _ in range(rng.randint(1, max_questions)):
-            question = rng.choice((ask, ask, describe))(rng, scene)
-            messages.append({"role": "user", "content": [*parts, {"type": "text", "text": question.text}]})
-            messages.append({"role": "assistant", "content": question.answer})
-            parts = []
-    return messages
-
-
-class ChatFormat:
-    """The chat template and the tokenizer of a layout; the tokenizer is trained on chats."""
-
-    def __init__(self, layout: PictureLayout, rng: random.Random):
-        self.layout, self.template = layout, TEMPLATE.replace(IMAGE, layout.part)
-        self._template = Environment(trim_blocks=True, lstrip_blocks=True).from_string(self.template)
-        self.tokenizer = Tokenizer(models.BPE())
-        self.tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        self.tokenizer.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=VOCAB_SIZE,
-            special_tokens=[END, START, *layout.tokens],
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-            show_progress=False,
-        )
-        self.tokenizer.train_from_iterator((self._draw_text(rng) for _ in range(3000)), trainer)
-        self._start_ids = self.tokenizer.encode(ANSWER).ids
-        self.end_id = self.tokenizer.token_to_id(END)
-        self.image_id = self.tokenizer.token_to_id(layout.placeholder)
-
-    def token_of(self, word: str) -> int:
-        (token,) = self.tokenizer.encode(word).ids
-        return token
-
-    def _draw_text(self, rng: random.Random) -> str:
-        return self._template.render(messages=draw_chat(rng, [draw_scene(rng)]))
-
-    def render(self, messages: Sequence[dict[str, object]]) -> str:
-        """Returns the text of a chat with the tokens of its images."""
-        return self._template.render(messages=messages).replace(self.layout.part, self.layout.shown)
-
-    def example(self, text: str) -> tuple[list[int], list[int]]:
-        """Returns the token ids of a chat, and what is to be learned after each: the answers' tokens."""
-        ids = self.tokenizer.encode(text).ids
-        targets = [IGNORED] * len(ids)
-        is_learned, num_start = False, len(self._start_ids)
-        for index in range(len(ids) - 1):
-            is_learned = is_learned or ids[max(0, index + 1 - num_start) : index + 1] == self._start_ids
-            if is_learned:
-                targets[index] = ids[index + 1]
-                is_learned = ids[index + 1] != self.end_id
-        return ids, targets
 
 
 class Drawn(NamedTuple):
