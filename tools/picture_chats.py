@@ -52,10 +52,10 @@ class ChatFormat:
         )
         self.tokenizer.train_from_iterator((self._draw_text(rng) for _ in range(3000)), trainer)
         self._start_ids = self.tokenizer.encode(ANSWER).ids
-        self.end_id = self.tokenizer.token_to_id(END)
-        self.image_id = self.tokenizer.token_to_id(layout.placeholder)
+        self.end_id, self.image_id = self.token_of(END), self.token_of(layout.placeholder)
 
     def token_of(self, word: str) -> int:
+        """Returns the id of a word or special token that is one token."""
         (token,) = self.tokenizer.encode(word).ids
         return token
 

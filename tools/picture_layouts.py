@@ -184,8 +184,8 @@ class Qwen3Vl:
         return [found.pooler_output, *found.deepstack_features]
 
     def outputs(self, parts: Sequence[Tensor]) -> dict[str, Any]:
-        found = BaseModelOutputWithPooling(pooler_output=[parts[0]])
-        found.deepstack_features = [[part] for part in parts[1:]]
+        found: Any = BaseModelOutputWithPooling()
+        found.pooler_output, found.deepstack_features = [parts[0]], [[part] for part in parts[1:]]
         return {"image": found}
 
     def types(self, ids_BL: Tensor, placeholder: int) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def make_model(chats: ChatFormat) -> Any:
         "tie_word_embeddings": True,
         "initializer_range": STD,
     }
-    ids = {token: chats.tokenizer.token_to_id(token) for token in chats.layout.tokens}
+    ids = {token: chats.token_of(token) for token in chats.layout.tokens}
     model = chats.layout.make_model(text, ids)
     with torch.no_grad():
         for layer in decoder_of(model).layers:
