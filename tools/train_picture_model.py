@@ -1,6 +1,6 @@
 """Trains a small model that answers questions about drawn pictures, and writes it.
 
-    python -m tools.train_picture_model OUT [--layout qwen3-vl]
+    python -m tools.train_picture_model OUT
 
 The pictures and the questions are those of `tools/drawn_pictures.py`. The tower learns first: each place of a picture
 becomes one row, near the sum of the embeddings of the words that say where it is, its colour and its thing. Then the
@@ -121,9 +121,7 @@ class Trainer:
         def compute_loss() -> tuple[torch.Tensor, torch.Tensor]:
             self._pool += [self._draw() for _ in range(-(-self._num_pictures // num_steps))]
             drawn = self._rng.choices(self._pool, k=self._batch_of_tower)
-            shown = torch.tensor(
-                [indices for each in drawn for indices in words_of_rows(each.scene, self._layout.name_offset)]
-            )
+            shown = torch.tensor([indices for each in drawn for indices in words_of_rows(each.scene)])
             loss, is_right = torch.zeros(()), torch.ones(len(shown), dtype=torch.bool)
             for groups, part in zip(self._layout.contents, self._encode(drawn), strict=True):
                 rows = normalize(part, dim=-1)
@@ -138,12 +136,8 @@ class Trainer:
         decoder = {id(parameter) for parameter in decoder_of(self.model).parameters()}
         parameters = [parameter for parameter in self.model.parameters() if id(parameter) not in decoder]
         losses = optimize("tower", parameters, num_steps, RATE_OF_TOWER, compute_loss)
-        scale = TEXT["hidden_size"] if self._layout.scales_embedding else 1
         self._keep_rows(
-            [
-                scale * float(sum(words[group].square().sum(-1).mean() for group in groups))
-                for groups in self._layout.contents
-            ]
+            [float(sum(words[group].square().sum(-1).mean() for group in groups)) for groups in self._layout.contents]
         )
         return losses
 
@@ -199,10 +193,9 @@ class Trainer:
         return cross_entropy(logits, expected), (logits.argmax(-1) == expected)[is_certain]
 
 
-def words_of_rows(scene: Scene, name_offset: int = 0) -> list[list[int]]:
-    """Returns, for each place of a picture, the index of each word that its row shows (`PictureLayout.name_offset`)."""
+def words_of_rows(scene: Scene) -> list[list[int]]:
+    """Returns, for each place of a picture, the index of each word that its row shows."""
     colors, names = zip(*(thing or (NOTHING, NOTHING) for thing in scene.things), strict=True)
-    names = (*names[len(names) - name_offset :], *names[: len(names) - name_offset])
     shown = zip(PLACES, colors, names, strict=True)
     return [[group.index(word) for group, word in zip(WORDS_OF_ROWS, words, strict=True)] for words in shown]
 
