@@ -1,6 +1,6 @@
 """Trains a small model that answers questions about drawn pictures, and writes it.
 
-    python -m tools.train_picture_model OUT [--layout qwen3-vl]
+    python -m tools.train_picture_model OUT
 
 The pictures and the questions are those of `tools/drawn_pictures.py`. The tower learns first: each place of a picture
 becomes one row, near the sum of the embeddings of the words that say where it is, its colour and its thing. Then the
@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import transformers
-from jinja2 import Environment
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy, normalize
 
 from tools.drawn_pictures import (
@@ -32,18 +30,16 @@ from tools.drawn_pictures import (
     SHAPES,
     WORDS,
     Scene,
-    ask,
-    describe,
     draw,
     draw_exam,
     draw_scene,
 )
-from tools.picture_layouts import LAYOUTS, NUM_LAYERS, NUM_ROWS, TILE, WIDTH, PictureLayout
+from tools.picture_chats import ANSWER, END, IGNORED, ChatFormat, draw_chat
+from tools.picture_layouts import LAYOUTS, NUM_LAYERS, NUM_ROWS, TILE, WIDTH
 
 TEXT = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
-VOCAB_SIZE, CONTEXT = 640, 2048
-STD = 0.06
-"""The deviation of random weights, and of the embedding, which is not trained."""
+CONTEXT, STD = 2048, 0.06
+"""The standard deviation of random weights, and of the embedding, which is not trained."""
 WORDS_OF_ROWS = (PLACES, (NOTHING, *COLORS), (NOTHING, *SHAPES, *DIGITS, *WORDS))
 """A row shows one word of each tuple."""
 GAIN = 16.0
@@ -59,74 +55,6 @@ STEPS_OF_TOWER, STEPS_OF_TEXT = 500, 900
 RATE_OF_TOWER, RATE_OF_TEXT = 2.5e-3, 2e-3
 NUM_CHECKED = 300
 LEAST_SHARE = 0.97
-IGNORED = -100
-
-START, END, IMAGE, ANSWER = "<|im_start|>", "<end_of_utterance>", "<image>", "Assistant:"
-TEMPLATE = """\
-{{- '<|im_start|>' }}
-{%- for message in messages %}{{ message.role | capitalize + ':' }}
-{%- if message.content is string %}{{ message.content }}{% else %}
-{%- for part in message.content %}{{ '<image>' if part.type == 'image' else part.text }}{% endfor %}{% endif %}
-{{- '<end_of_utterance>' }}{% endfor %}
-{%- if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}
-"""
-
-
-def draw_chat(rng: random.Random, scenes: Sequence[Scene], max_questions: int = 3) -> list[dict[str, object]]:
-    """Returns the messages of a chat about pictures. Each comes first in a message, and answers are about the last."""
-    messages: list[dict[str, object]] = []
-    for scene in scenes:
-        parts: list[dict[str, str]] = [{"type": "image"}]
-        for _ in range(rng.randint(1, max_questions)):
-            question = rng.choice((ask, ask, describe))(rng, scene)
-            messages.append({"role": "user", "content": [*parts, {"type": "text", "text": question.text}]})
-            messages.append({"role": "assistant", "content": question.answer})
-            parts = []
-    return messages
-
-
-class ChatFormat:
-    """The chat template and the tokenizer of a layout; the tokenizer is trained on chats."""
-
-    def __init__(self, layout: PictureLayout, rng: random.Random):
-        self.layout, self.template = layout, TEMPLATE.replace(IMAGE, layout.part)
-        self._template = Environment(trim_blocks=True, lstrip_blocks=True).from_string(self.template)
-        self.tokenizer = Tokenizer(models.BPE())
-        self.tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        self.tokenizer.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=VOCAB_SIZE,
-            special_tokens=[END, START, *layout.tokens],
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-            show_progress=False,
-        )
-        self.tokenizer.train_from_iterator((self._draw_text(rng) for _ in range(3000)), trainer)
-        self._start_ids = self.tokenizer.encode(ANSWER).ids
-        self.end_id = self.tokenizer.token_to_id(END)
-        self.image_id = self.tokenizer.token_to_id(layout.placeholder)
-
-    def token_of(self, word: str) -> int:
-        (token,) = self.tokenizer.encode(word).ids
-        return token
-
-    def _draw_text(self, rng: random.Random) -> str:
-        return self._template.render(messages=draw_chat(rng, [draw_scene(rng)]))
-
-    def render(self, messages: Sequence[dict[str, object]]) -> str:
-        """Returns the text of a chat with the tokens of its images."""
-        return self._template.render(messages=messages).replace(self.layout.part, self.layout.shown)
-
-    def example(self, text: str) -> tuple[list[int], list[int]]:
-        """Returns the token ids of a chat, and what is to be learned after each: the answers' tokens."""
-        ids = self.tokenizer.encode(text).ids
-        targets = [IGNORED] * len(ids)
-        is_learned, num_start = False, len(self._start_ids)
-        for index in range(len(ids) - 1):
-            is_learned = is_learned or ids[max(0, index + 1 - num_start) : index + 1] == self._start_ids
-            if is_learned:
-                targets[index] = ids[index + 1]
-                is_learned = ids[index + 1] != self.end_id
-        return ids, targets
 
 
 class Drawn(NamedTuple):
@@ -149,7 +77,7 @@ def make_model(chats: ChatFormat) -> Any:
         "tie_word_embeddings": True,
         "initializer_range": STD,
     }
-    ids = {token: chats.tokenizer.token_to_id(token) for token in chats.layout.tokens}
+    ids = {token: chats.token_of(token) for token in chats.layout.tokens}
     model = chats.layout.make_model(text, ids)
     with torch.no_grad():
         for layer in decoder_of(model).layers:
@@ -193,9 +121,7 @@ class Trainer:
         def compute_loss() -> tuple[torch.Tensor, torch.Tensor]:
             self._pool += [self._draw() for _ in range(-(-self._num_pictures // num_steps))]
             drawn = self._rng.choices(self._pool, k=self._batch_of_tower)
-            shown = torch.tensor(
-                [indices for each in drawn for indices in words_of_rows(each.scene, self._layout.name_offset)]
-            )
+            shown = torch.tensor([indices for each in drawn for indices in words_of_rows(each.scene)])
             loss, is_right = torch.zeros(()), torch.ones(len(shown), dtype=torch.bool)
             for groups, part in zip(self._layout.contents, self._encode(drawn), strict=True):
                 rows = normalize(part, dim=-1)
@@ -210,12 +136,8 @@ class Trainer:
         decoder = {id(parameter) for parameter in decoder_of(self.model).parameters()}
         parameters = [parameter for parameter in self.model.parameters() if id(parameter) not in decoder]
         losses = optimize("tower", parameters, num_steps, RATE_OF_TOWER, compute_loss)
-        scale = TEXT["hidden_size"] if self._layout.scales_embedding else 1
         self._keep_rows(
-            [
-                scale * float(sum(words[group].square().sum(-1).mean() for group in groups))
-                for groups in self._layout.contents
-            ]
+            [float(sum(words[group].square().sum(-1).mean() for group in groups)) for groups in self._layout.contents]
         )
         return losses
 
@@ -271,10 +193,9 @@ class Trainer:
         return cross_entropy(logits, expected), (logits.argmax(-1) == expected)[is_certain]
 
 
-def words_of_rows(scene: Scene, name_offset: int = 0) -> list[list[int]]:
-    """Returns, for each place of a picture, the index of each word that its row shows (`PictureLayout.name_offset`)."""
+def words_of_rows(scene: Scene) -> list[list[int]]:
+    """Returns, for each place of a picture, the index of each word that its row shows."""
     colors, names = zip(*(thing or (NOTHING, NOTHING) for thing in scene.things), strict=True)
-    names = (*names[len(names) - name_offset :], *names[: len(names) - name_offset])
     shown = zip(PLACES, colors, names, strict=True)
     return [[group.index(word) for group, word in zip(WORDS_OF_ROWS, words, strict=True)] for words in shown]
 

@@ -1,12 +1,9 @@
 """A trained model answers questions about drawn pictures, and each planted mistake makes it fail.
 
-The pictures come as files of cameras do: rotated, with the orientation in their EXIF data. The model is the bundled
-one, or that of the environment's PICTURE_MODEL, which `python -m tools.train_picture_model` trains in other layouts.
+The pictures come as files of cameras do: rotated, with the orientation in their EXIF data.
 """
 
 import io
-import json
-import os
 import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -23,22 +20,17 @@ from torch import Tensor
 
 from messages.ring.images import ImageInput
 from runtime.images import pixels
-from runtime.images.families.gemma3 import Gemma3
 from runtime.images.layout import Layout
 from scheduler_proc.computing.model.span_rows import SpanRows
-from scheduler_proc.computing.vision import qwen
 from scheduler_proc.computing.vision.families import idefics3
 from scheduler_proc.computing.vision.families.idefics3 import Idefics3Tower
-from scheduler_proc.computing.vision.families.qwen3_vl import Qwen3Tower
 from scheduler_proc.computing.vision.view_tower import ViewTower
 from scheduler_proc.deciding.pages import running_request
 from tests.scheduler_proc.image_server import ImageServer
 from tokenizer_proc import message_forms
 from tools.drawn_pictures import Exam, draw_exam
 
-BUNDLED = Path(__file__).resolve().parents[2] / "assets" / "shapes-idefics3"
-MODEL = Path(os.environ.get("PICTURE_MODEL") or BUNDLED)
-KIND: str = json.loads((MODEL / "config.json").read_text(encoding="utf-8"))["model_type"]
+MODEL = Path(__file__).resolve().parents[2] / "assets" / "shapes-idefics3"
 NUM_EXAMS = 60
 LEAST_SHARE = 0.95
 MAX_TOKENS = 8
@@ -125,15 +117,9 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 MISTAKES: dict[str, Plant] = {}
 
 
-def mistake(*kinds: str) -> Callable[[Plant], Plant]:
-    """Adds a mistake that models of these types may have; none for all."""
-
-    def add(plant: Plant) -> Plant:
-        if not kinds or KIND in kinds:
-            MISTAKES[plant.__name__] = plant
-        return plant
-
-    return add
+def mistake(plant: Plant) -> Plant:
+    MISTAKES[plant.__name__] = plant
+    return plant
 
 
 def wrap(patch: pytest.MonkeyPatch, owner: Any, name: str, change: Callable[..., Any]) -> None:
@@ -142,7 +128,7 @@ def wrap(patch: pytest.MonkeyPatch, owner: Any, name: str, change: Callable[...,
     patch.setattr(owner, name, lambda *arguments: change(real, *arguments))
 
 
-@mistake()
+@mistake
 def blue_is_red(patch: pytest.MonkeyPatch) -> None:
     def swap(real: Any, image: Image.Image) -> Image.Image:
         rgb = real(image)
@@ -153,18 +139,17 @@ def blue_is_red(patch: pytest.MonkeyPatch) -> None:
     wrap(patch, pixels, "_to_rgb", swap)
 
 
-@mistake()
+@mistake
 def the_orientation_is_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(pixels.ImageOps, "exif_transpose", lambda image: image)
 
 
-@mistake()
+@mistake
 def the_filter_does_not_average(patch: pytest.MonkeyPatch) -> None:
-    for name in pixels.FILTERS:
-        patch.setitem(pixels.FILTERS, name, Image.Resampling.NEAREST)
+    patch.setitem(pixels.FILTERS, "lanczos", Image.Resampling.NEAREST)
 
 
-@mistake()
+@mistake
 def pixels_are_not_normalized(patch: pytest.MonkeyPatch) -> None:
     def without_mean(real: Any, tower: Any, view: Tensor) -> Tensor:
         return real(tower, view) / 2 + 0.5
@@ -172,54 +157,42 @@ def pixels_are_not_normalized(patch: pytest.MonkeyPatch) -> None:
     wrap(patch, ViewTower, "_patches_of", without_mean)
 
 
-@mistake()
+@mistake
 def patches_have_the_next_position(patch: pytest.MonkeyPatch) -> None:
-    for tower in (ViewTower, Idefics3Tower, Qwen3Tower):
-        wrap(patch, tower, "_positions", lambda real, *arguments: real(*arguments).roll(1, 0))
+    wrap(patch, Idefics3Tower, "_positions", lambda real, *arguments: real(*arguments).roll(1, 0))
 
 
-@mistake()
+@mistake
 def lines_are_columns(patch: pytest.MonkeyPatch) -> None:
     wrap(patch, ViewTower, "_patches_of", lambda real, tower, view: real(tower, view.transpose(0, 1)))
 
 
-@mistake("idefics3", "qwen3_vl")
+@mistake
 def patches_of_a_row_begin_one_too_late(patch: pytest.MonkeyPatch) -> None:
-    for module in (idefics3, qwen):
-        wrap(patch, module, "shuffle_pixels", lambda real, hidden_TE, *others: real(hidden_TE.roll(1, 0), *others))
+    wrap(patch, idefics3, "shuffle_pixels", lambda real, hidden_TE, *others: real(hidden_TE.roll(1, 0), *others))
 
 
-@mistake("qwen3_vl")
-def features_of_earlier_layers_are_not_added(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SpanRows, "add_part", lambda *_: None)
-
-
-@mistake("gemma3")
-def rows_of_an_image_attend_backward_only(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Gemma3, "is_two_way", property(lambda _: False))
-
-
-@mistake()
+@mistake
 def rows_are_those_of_the_next_place(patch: pytest.MonkeyPatch) -> None:
     wrap(patch, SpanRows, "_part", lambda real, rows, part, placed_T: real(rows, part, placed_T + 1))
 
 
-@mistake()
+@mistake
 def images_are_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SpanRows, "overwrite", lambda *_: None)
 
 
-@mistake()
+@mistake
 def images_are_swapped(patch: pytest.MonkeyPatch) -> None:
     wrap(patch, message_forms, "take_numbers", lambda real, messages: real(messages)[::-1])
 
 
-@mistake()
+@mistake
 def all_images_have_one_encoding(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ImageInput, "encoding_digest", lambda _: bytes(16))
 
 
-@mistake()
+@mistake
 def pages_are_found_by_ids_alone(patch: pytest.MonkeyPatch) -> None:
     wrap(patch, running_request, "page_key", lambda real, ids, _spans, *range_: real(ids, (), *range_))
 

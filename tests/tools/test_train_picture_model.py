@@ -9,8 +9,9 @@ import torch
 from tokenizers import Tokenizer
 
 from tools.drawn_pictures import draw_scene
+from tools.picture_chats import END, IGNORED, ChatFormat, draw_chat
 from tools.picture_layouts import LAYOUTS
-from tools.train_picture_model import END, IGNORED, WORDS_OF_ROWS, ChatFormat, Trainer, draw_chat
+from tools.train_picture_model import WORDS_OF_ROWS, Trainer
 
 MODEL = Path(__file__).resolve().parents[2] / "assets" / "shapes-idefics3"
 
