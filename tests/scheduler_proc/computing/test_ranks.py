@@ -46,20 +46,27 @@ DIVIDED: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
     ("gpt2", {"n_head": 4, "vocab_size": 301}, 2, {}),
     ("llama-mqa", {}, 2, {}),
     ("qwen2-mha-untied", {}, 2, {}),
+    ("mistral-window", {}, 2, {}),
     ("qwen3_5", {"linear_num_value_heads": 8, "has_tiled_value_heads": True}, 4, {}),
     ("qwen3-next", {}, 2, {}),
     ("qwen3_5", {}, 2, {"quantization": "int8"}),
     ("qwen3-gqa-tied", {}, 2, {"kv_cache_dtype": "int8"}),
     ("qwen3-gqa-tied", {}, 4, {}),
     ("gemma2", {}, 2, {}),
+    ("gemma3", {}, 2, {}),
     ("gemma4-shared-kv", {}, 2, {}),
     ("gemma4-one-kv", {}, 2, {"kv_cache_dtype": "int8"}),
     ("gemma4-experts", {}, 2, {}),
     ("olmo2", {}, 4, {}),
+    ("olmo3", {}, 2, {"quantization": "int8"}),
     ("cohere2-biases-untied", {}, 2, {}),
+    ("exaone4", {}, 2, {}),
     ("phi3-long", {}, 2, {}),
+    ("smollm3", {}, 2, {}),
+    ("granite", {}, 2, {"quantization": "int8"}),
     ("granite4", {}, 2, {}),
     ("glm4", {}, 4, {}),
+    ("ministral3", {}, 2, {"kv_cache_dtype": "int8"}),
     ("llama-mha", {}, 2, {"quantization": "int8"}),
     ("llama-gqa-tied", WIDE, 2, {"quantization": "int4"}),
     ("mixtral", {}, 2, {}),
@@ -68,7 +75,11 @@ DIVIDED: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
     ("qwen3moe", {**WIDE, "moe_intermediate_size": 128, "head_dim": 32}, 2, {"quantization": "int4"}),
     ("gpt-oss", {}, 2, {}),
     ("glm4moe", {}, 2, {}),
+    ("dots1", {}, 2, {}),
+    ("ernie4-5-moe", {}, 2, {}),
+    ("granitemoe", {}, 2, {}),
     ("granitemoe-shared", {}, 2, {}),
+    ("olmoe", {}, 2, {}),
     ("lfm2", {}, 2, {}),
     ("lfm2moe", {}, 2, {}),
     ("granite4-h-experts", {"mamba_n_groups": 2}, 2, {}),
@@ -83,7 +94,7 @@ DIVIDED: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
     ("minicpm3", {}, 2, {}),
     ("mistral4", {}, 2, {}),
 ]
-"""Variant, changed fields of config.json, ranks, and flags; families without a block of their own are left out."""
+"""Variant, changed fields of config.json, ranks, and flags."""
 
 
 @pytest.fixture(autouse=True)
