@@ -161,8 +161,7 @@ def attend(
     sum_M = tl.zeros([BLOCK_M], tl.float32)
     acc_MC = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
     # A piece of fixed launches is a number of splits, any other is one stretch of keys.
-    SPLITS: tl.constexpr = SPLIT if SPLIT else 1
-    for split in range(tl.cdiv(end_key - first_key, SPLITS) if SPLIT else 1):
+    for split in range(tl.cdiv(end_key - first_key, SPLIT) if SPLIT else 1):
         begin = first_key + split * SPLIT
         own_max_M, own_sum_M, own_MC = _attend_to_keys(
             plain_MC,

@@ -41,7 +41,7 @@ PAGE_SIZE, OTHER_PAGE_SIZES, NUM_PAGES = 4, (1, 16, 128), 3000
 PLENTY, SCARCE, SCARCE_STATES = 400, 38, 4
 NUM_TEXTS, NUM_TOP = 8, 2
 LENGTH = 60
-"""The tokens of a text. `tests/kernels/operations/test_attention_bits.py` has longer ones."""
+"""Tokens of each text. `tests/kernels/operations/test_attention_bits.py` has longer ones."""
 
 VARIANTS = list(dict.fromkeys(variant for variants in EVERY_ARCHITECTURE.values() for variant in variants))
 
