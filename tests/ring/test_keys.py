@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import openai
 import psutil
@@ -79,6 +78,8 @@ def test_openais_client_gets_its_exception_and_headers(ring: RingClient):
 
 
 def test_anthropics_client_gets_its_exception(ring: RingClient):
+    import anthropic  # every worker imports this file, and importing the client takes seconds
+
     ask: dict[str, Any] = {"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": "To be"}]}
     with anthropic.Anthropic(base_url=ring.url, api_key="free", max_retries=0) as client:
         assert client.messages.create(**ask).content

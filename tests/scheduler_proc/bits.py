@@ -38,7 +38,7 @@ from tests.scheduler_proc.clients import Inbox, user_msg
 from tests.scheduler_proc.simulated_drafter import plan_all_drafts
 
 PAGE_SIZE, OTHER_PAGE_SIZES, NUM_PAGES = 4, (1, 16, 128), 3000
-PLENTY, SCARCE, SCARCE_STATES = 400, 60, 4
+PLENTY, SCARCE, SCARCE_STATES = 400, 38, 4
 NUM_TEXTS, NUM_TOP = 8, 2
 LENGTH = 60
 """Tokens of each text. `tests/kernels/operations/test_attention_bits.py` has longer ones."""

@@ -75,9 +75,8 @@ PARTS: list[tuple[int | Image, ...]] = [
     (23,),
 ]
 LONGEST = 3
-WAYS: dict[str, dict[str, Any]] = {
-    "together": {},
-    "in chunks": {"max_num_seqs": 1},
+WAYS: dict[str, dict[str, Any]] = {"together": {}, "in chunks": {"max_num_seqs": 1}}
+OTHER_WAYS: dict[str, dict[str, Any]] = {
     "preempted": {"num_pages": 18, "block_size": 4, "max_model_len": 64},
     "drafts": {"speculative": "ngram"},
 }
@@ -109,16 +108,24 @@ def make_built(path: Path, family: str) -> Built:
     return Built(path, model, prompts, expected)
 
 
+of_each_family = pytest.mark.parametrize("built", FAMILIES, indirect=True)
 of_each_kind = pytest.mark.parametrize("built", KINDS, indirect=True)
 
 
-@pytest.mark.parametrize(
-    ("built", "way"),
-    [(family, way) for family in FAMILIES for way in WAYS if family in KINDS or way in ("together", "in chunks")],
-    indirect=["built"],
-)
+@of_each_family
+@pytest.mark.parametrize("way", WAYS)
 def test_the_tokens_are_those_of_transformers(built: Built, way: str) -> None:
-    flags = dict(WAYS[way])
+    check_way(built, way)
+
+
+@of_each_kind
+@pytest.mark.parametrize("way", OTHER_WAYS)
+def test_the_tokens_of_preempted_requests_and_with_drafts_are_the_same(built: Built, way: str) -> None:
+    check_way(built, way)
+
+
+def check_way(built: Built, way: str) -> None:
+    flags = dict((WAYS | OTHER_WAYS)[way])
     if way == "in chunks":  # an image in both directions is never divided
         flags["max_num_batched_tokens"] = 20 if built.prompts[0].spans[0].is_two_way else 7
     engine = OfflineEngine(make_config(built.path, **flags))

@@ -3,9 +3,8 @@
 import base64
 import json
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import anthropic
 import ollama
 import openai
 import pytest
@@ -15,6 +14,9 @@ from messages.ring.replies import EncodeReply, PrefilledRow, PromptReply, Usage
 from messages.ring.requests import EncodeMsg, TokenizeMsg
 from tests.frontend.frontend_run import FrontendRun, InThread, final, step, wait_until
 from tests.frontend.images.test_chat_images import data_url, picture, vision_config
+
+if TYPE_CHECKING:  # every worker imports this file, and importing the client takes seconds
+    from anthropic import Anthropic
 
 WIDE, TALL = picture(40, 20), picture(20, 50, "blue")
 DATA = base64.b64encode(WIDE).decode()
@@ -62,15 +64,17 @@ def text(words: str) -> dict[str, str]:
 
 class Clients(NamedTuple):
     openai: openai.OpenAI
-    anthropic: anthropic.Anthropic
+    anthropic: "Anthropic"
     ollama: ollama.Client
 
 
 @pytest.fixture(scope="module")
 def clients(server: FrontendRun) -> Iterator[Clients]:
+    from anthropic import Anthropic
+
     with (
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as of_openai,
-        anthropic.Anthropic(base_url=server.url, api_key="x", max_retries=0) as of_anthropic,
+        Anthropic(base_url=server.url, api_key="x", max_retries=0) as of_anthropic,
         ollama.Client(server.url) as of_ollama,
     ):
         yield Clients(of_openai, of_anthropic, of_ollama)

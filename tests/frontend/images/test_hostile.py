@@ -1,10 +1,11 @@
 """Images made to break a decoder: no 500, no process lost, memory bounded."""
 
 import asyncio
+import functools
 import io
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -16,6 +17,9 @@ from tests.frontend.images.mutations import check_all
 from tests.frontend.images.pictures import PATH, image_part, picture, user, vision_config
 
 NUM_SEEDS = 250
+LARGE = 500 << 20
+"""Zeros of this number of bytes are packed as a test begins: every worker imports this file."""
+
 MAX_MB = 700
 """The frontend and its children together."""
 
@@ -37,6 +41,7 @@ def header(width: int, height: int, *, bits: int = 8, colours: int = 2) -> tuple
     return b"IHDR", struct.pack(">IIBBBBB", width, height, bits, colours, 0, 0, 0)
 
 
+@functools.cache
 def zeros(num_bytes: int) -> bytes:
     """Returns zlib data of this many zeros."""
     packer = zlib.compressobj(9)
@@ -71,24 +76,32 @@ def large_exif() -> bytes:
     return image[:2] + segment * 150 + image[2:]
 
 
-BOMBS = {
-    "20000 x 20000 in 2 KB": png(header(20000, 20000, bits=1, colours=0), (b"IDAT", zeros(2 << 20)), (b"IEND", b"")),
-    "in both sides": png(header(0x7FFFFFFF, 0x7FFFFFFF), (b"IDAT", b""), (b"IEND", b"")),
-    "more data than pixels": png(header(2, 2), (b"IDAT", zeros(500 << 20)), (b"IEND", b"")),
-    "a large text": png(header(2, 2), (b"zTXt", b"a\0\0" + zeros(500 << 20)), (b"IDAT", zeros(14)), (b"IEND", b"")),
-    "a large profile": png(header(2, 2), (b"iCCP", b"a\0\0" + zeros(500 << 20)), (b"IDAT", zeros(14)), (b"IEND", b"")),
-    "50,000 frames": many_frames(50_000),
-    "large Exif": large_exif(),
-    "a directory that follows itself": tiff(next_at=8),
-    "a directory within itself": tiff((330, 4, 1, 8), (0x8769, 4, 1, 8)),
-    "a strip of 4 GB": tiff(strip_bytes=2**32 - 1),
-    "a million entries": b"II*\0" + struct.pack("<IH", 8, 65535) + struct.pack("<HHII", 256, 4, 10**9, 8) * 65535,
-    "a wide bitmap": b"BM" + struct.pack("<IIIIiiHHIIiiII", 100, 0, 54, 40, 2**31 - 1, 1, 1, 24, 0, 0, 0, 0, 0, 0),
-    "a large WebP": b"RIFF\x1a\0\0\0WEBPVP8L\x0d\0\0\0\x2f\xff\xff\xff\x0f\0\0\0\0\0\0\0\0\0",
-    "PostScript": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n",
-    "SVG": b'<svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/passwd"/></svg>',
-    "FITS": b"SIMPLE  =                    T" + b" " * 2850,
-    "nothing": b"",
+BOMBS: dict[str, Callable[[], bytes]] = {
+    "20000 x 20000 in 2 KB": lambda: png(
+        header(20000, 20000, bits=1, colours=0), (b"IDAT", zeros(2 << 20)), (b"IEND", b"")
+    ),
+    "in both sides": lambda: png(header(0x7FFFFFFF, 0x7FFFFFFF), (b"IDAT", b""), (b"IEND", b"")),
+    "more data than pixels": lambda: png(header(2, 2), (b"IDAT", zeros(LARGE)), (b"IEND", b"")),
+    "a large text": lambda: png(header(2, 2), (b"zTXt", b"a\0\0" + zeros(LARGE)), (b"IDAT", zeros(14)), (b"IEND", b"")),
+    "a large profile": lambda: png(
+        header(2, 2), (b"iCCP", b"a\0\0" + zeros(LARGE)), (b"IDAT", zeros(14)), (b"IEND", b"")
+    ),
+    "50,000 frames": lambda: many_frames(50_000),
+    "large Exif": large_exif,
+    "a directory that follows itself": lambda: tiff(next_at=8),
+    "a directory within itself": lambda: tiff((330, 4, 1, 8), (0x8769, 4, 1, 8)),
+    "a strip of 4 GB": lambda: tiff(strip_bytes=2**32 - 1),
+    "a million entries": lambda: (
+        b"II*\0" + struct.pack("<IH", 8, 65535) + struct.pack("<HHII", 256, 4, 10**9, 8) * 65535
+    ),
+    "a wide bitmap": lambda: (
+        b"BM" + struct.pack("<IIIIiiHHIIiiII", 100, 0, 54, 40, 2**31 - 1, 1, 1, 24, 0, 0, 0, 0, 0, 0)
+    ),
+    "a large WebP": lambda: b"RIFF\x1a\0\0\0WEBPVP8L\x0d\0\0\0\x2f\xff\xff\xff\x0f\0\0\0\0\0\0\0\0\0",
+    "PostScript": lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n",
+    "SVG": lambda: b'<svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/passwd"/></svg>',
+    "FITS": lambda: b"SIMPLE  =                    T" + b" " * 2850,
+    "nothing": lambda: b"",
 }
 VALID = {
     *("more data than pixels", "50,000 frames", "large Exif", "a strip of 4 GB"),
@@ -106,12 +119,12 @@ def server() -> Iterator[FrontendRun]:
 @pytest.mark.parametrize("name", BOMBS)
 def test_bombs(server: FrontendRun, name: str):
     if name in VALID:
-        with server.call({"messages": [user(image_part(BOMBS[name]))]}, path=PATH) as call:
+        with server.call({"messages": [user(image_part(BOMBS[name]()))]}, path=PATH) as call:
             message = server.take_request()
             server.send(final(message))
             assert call.json()["object"] == "chat.completion"
     else:
-        response = server.client.post(PATH, json={"messages": [user(image_part(BOMBS[name]))]})
+        response = server.client.post(PATH, json={"messages": [user(image_part(BOMBS[name]()))]})
         assert response.status_code == 400, response.text
         assert response.json()["error"]["message"].startswith("messages[0].content[0]: ")
     assert server.process.is_running()

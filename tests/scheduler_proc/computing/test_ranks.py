@@ -44,12 +44,9 @@ WIDE = {"hidden_size": 128, "intermediate_size": 256}
 
 DIVIDED: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
     ("gpt2", {"n_head": 4, "vocab_size": 301}, 2, {}),
-    ("gpt2-untied", {"n_head": 4}, 2, {}),
     ("llama-mqa", {}, 2, {}),
-    ("llama-biases", {}, 2, {}),
     ("qwen2-mha-untied", {}, 2, {}),
     ("mistral-window", {}, 2, {}),
-    ("qwen3_5", {}, 2, {}),
     ("qwen3_5", {"linear_num_value_heads": 8, "has_tiled_value_heads": True}, 4, {}),
     ("qwen3-next", {}, 2, {}),
     ("qwen3_5", {}, 2, {"quantization": "int8"}),

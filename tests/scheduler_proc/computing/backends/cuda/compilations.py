@@ -8,11 +8,14 @@ It needs no GPU: Triton chooses each specialization as for a Hopper GPU, notes i
 So tokens mean nothing. Tensors are on the CPU, where memory is aligned as on a GPU or better. MODEL is a directory or a
 benchmark's shape, of which one layer is enough.
 
+With `--serve` alone it does this for each line of its input, a list of arguments in JSON.
+
 With --compile those of loading are compiled, into Triton's cache: with the same Triton, and the same path of the cache,
 a machine with such a GPU compiles none of them.
 """
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -122,6 +125,17 @@ def main() -> None:
     print(json.dumps({"loaded": loaded, "later": later}))
 
 
+def serve() -> None:
+    """Runs each command in a fork of this process, because the imports take longer than the rest. Ends if one fails."""
+    for line in sys.stdin:
+        if (pid := os.fork()) == 0:
+            sys.argv[1:] = json.loads(line)
+            return main()
+        if os.waitpid(pid, 0)[1]:
+            break
+    return None
+
+
 def _of_zeros(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Tokens that no kernel has written must be tokens."""
     return lambda *arguments, **named: allocate(*arguments, **named).zero_()
@@ -162,4 +176,4 @@ def _replaced(batch: Batch, **changes: Any) -> Batch:
 
 
 if __name__ == "__main__":
-    main()
+    serve() if sys.argv[1:] == ["--serve"] else main()

@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +19,33 @@ WINDOWS = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers"
 """The second layer has a window."""
 
 
-def find_compilations(model_dir: Path, *flags: str) -> dict[str, Any]:
-    """Returns the specializations compiled at load, and later; in a process of its own, for here kernels are
-    interpreted."""
+Find = Callable[..., dict[str, Any]]
+"""Returns the specializations compiled at load, and later, of the model in a directory with flags."""
+
+
+@pytest.fixture(scope="module")
+def find_compilations() -> Iterator[Find]:
+    """It works in a process of its own, because kernels are interpreted here."""
     pytest.importorskip("triton", reason="needs triton")
-    command = [sys.executable, "-m", "tests.scheduler_proc.computing.backends.cuda.compilations", str(model_dir)]
+    command = [sys.executable, "-m", "tests.scheduler_proc.computing.backends.cuda.compilations", "--serve"]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [*command, *flags], capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    pipe = subprocess.PIPE
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=environment) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        sent, received = process.stdin, process.stdout
+
+        def find(model_dir: Path, *flags: str) -> dict[str, Any]:
+            print(json.dumps([str(model_dir), *flags]), file=sent, flush=True)
+            line = received.readline()
+            errors.seek(0)
+            assert line, errors.read()
+            return json.loads(line)
+
+        yield find
 
 
 @pytest.mark.timeout(TIMEOUT_S)
@@ -40,7 +58,7 @@ def find_compilations(model_dir: Path, *flags: str) -> dict[str, Any]:
     ],
 )
 def test_all_kernels_are_compiled_at_load(
-    variant: str, shape: dict[str, Any], flags: list[str], tmp_path: Path
+    variant: str, shape: dict[str, Any], flags: list[str], tmp_path: Path, find_compilations: Find
 ) -> None:
     """Both vocabularies have three parts; rows of the odd one begin anywhere in memory.
 
@@ -62,7 +80,7 @@ def test_all_kernels_are_compiled_at_load(
 
 
 @pytest.mark.timeout(TIMEOUT_S)
-def test_kernels_of_weights_in_their_forms_are_compiled_at_load(tmp_path: Path) -> None:
+def test_kernels_of_weights_in_their_forms_are_compiled_at_load(tmp_path: Path, find_compilations: Find) -> None:
     """The head's form is no other weight's; q, k and v have several. Steps of more sizes run without graphs."""
     forms = {"attn_v": "Q6_K", "output.weight": "Q5_0", "token_embd": "Q8_0", "": "Q4_K"}
     model = build_block_model(
@@ -85,7 +103,7 @@ def test_kernels_of_weights_in_their_forms_are_compiled_at_load(tmp_path: Path) 
     ],
 )
 def test_fixed_launches_are_one_kernel_for_all_steps(
-    variant: str, shape: dict[str, Any], expected: dict[str, int], tmp_path: Path
+    variant: str, shape: dict[str, Any], expected: dict[str, int], tmp_path: Path, find_compilations: Find
 ) -> None:
     """Decode rows in every count, prompts and captured steps: attention has a kernel for each window, and products have
     two, as the inputs of one weight are no multiple of 16."""

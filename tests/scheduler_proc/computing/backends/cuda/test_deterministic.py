@@ -46,7 +46,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "youtu": ONE_LAYER,
 }
 """Learned positions and biases; norms of heads; windows and sinks; experts, some of them shared; gated delta rule;
-Mamba-2; short convolutions; latents. `tests/kernels/gpu/test_split_decode.py` has soft caps."""
+Mamba-2; short convolutions. `tests/kernels/gpu/test_split_decode.py` has soft caps."""
 
 pytestmark = pytest.mark.skipif(
     DEVICE != "cpu", reason="`benchmarks.experiments.deterministic_0137.check_deterministic` compares bits on a GPU"
