@@ -98,9 +98,7 @@ def measure_text(client: Client, seed: int, *, has_images: bool) -> dict[str, fl
     ended, num_images = threading.Event(), itertools.count()
 
     def read(number: int) -> None:
-        times = [
-            at for at, _ in client.stream([{"role": "user", "content": f"Story {number}, please."}], STREAM_TOKENS)
-        ]
+        times = [at for at, _ in client.stream([{"role": "user", "content": f"Story {number}, please."}], STREAM_TOKENS)]
         gaps.extend(1e3 * (later - earlier) for earlier, later in itertools.pairwise(times[2:]))
 
     def send_pictures() -> None:
