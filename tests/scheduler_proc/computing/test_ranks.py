@@ -83,7 +83,7 @@ DIVIDED: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
     ("lfm2", {}, 2, {}),
     ("lfm2moe", {}, 2, {}),
     ("granite4-h-experts", {"mamba_n_groups": 2}, 2, {}),
-    ("nemotron-h-experts", {}, 2, {"quantization": "int8"}),
+    ("nemotron-h-experts", {"moe_intermediate_size": 64}, 2, {"quantization": "int8"}),
     ("mamba2", {}, 2, {}),
     ("falcon-h1-norm", {}, 2, {}),
     ("deepseek-v2", {}, 2, {}),

@@ -55,7 +55,7 @@ def prompts() -> list[list[int]]:
 WAYS: list[tuple[dict[str, Any], str]] = [
     ({"num_speculative_tokens": 3}, "accepted_tokens"),
     ({"num_speculative_tokens": 2, "max_num_batched_tokens": 7, "max_num_seqs": 1}, "accepted_tokens"),
-    ({"num_speculative_tokens": 3, "num_pages": 24, "max_model_len": 260}, "preemptions"),
+    ({"num_speculative_tokens": 3, "num_pages": 18, "max_model_len": 260}, "preemptions"),
 ]
 """Flags that cut steps in other ways, and what they count then."""
 

@@ -35,6 +35,9 @@ from tests.scheduler_proc.computing.reference import assert_greedy
 
 TOLERANCE = 1e-4
 """The largest relative difference of the perplexity."""
+MAX_PERPLEXITY = {"deepseek_v3": 16}
+"""It was trained for half as many steps."""
+
 BFLOAT16_TOLERANCE = 5e-3
 STEP_TOKENS = 100
 """Prompts are computed in chunks, of two prompts in some steps."""
@@ -255,7 +258,7 @@ def trained(request: pytest.FixtureRequest) -> Trained:
 
 
 def test_perplexity_is_that_of_transformers(trained: Trained, held_out: Tensor) -> None:
-    assert trained.perplexity < 7, "the model has learned little: noise has 256"
+    assert trained.perplexity < MAX_PERPLEXITY.get(trained.name, 7), "the model has learned little: noise has 256"
     assert our_perplexity(trained.path, held_out) == pytest.approx(trained.perplexity, rel=TOLERANCE)
     in_bfloat16 = our_perplexity(trained.path, held_out, dtype="bfloat16")
     assert in_bfloat16 == pytest.approx(trained.perplexity, rel=BFLOAT16_TOLERANCE)

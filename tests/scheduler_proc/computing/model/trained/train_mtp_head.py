@@ -3,7 +3,8 @@
 python -m tests.scheduler_proc.computing.model.trained.train_mtp_head [NAME ...]
 
 Some 5 minutes each on one thread. The model is fixed; the head learns the model's own next-token probabilities on text
-that the model samples. So it needs no other text.
+that the model samples. So it needs no other text. `deepseek_v3_mtp.safetensors` is from 120 steps of 4 rows and
+64 texts.
 """
 
 import sys
