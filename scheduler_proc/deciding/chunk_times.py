@@ -16,6 +16,9 @@ DECAY = 0.95
 LEAST_DETERMINANT = 1e-4
 """Steps that are all alike determine no second factor. 0: all alike, 1: independent."""
 
+LEAST_GROWTH = 1e-7
+"""Less counts as 0: a chunk behind 100,000 tokens takes 1 % longer."""
+
 
 class ChunkTimes:
     """`growth` is b / a: the time that a token's attention to one more token takes, in the other times of a token."""
@@ -37,7 +40,8 @@ class ChunkTimes:
         of_tokens = self._tokens_s * self._pairs2 - self._pairs_s * self._tokens_pairs
         of_pairs = self._pairs_s * self._tokens2 - self._tokens_s * self._tokens_pairs
         if determinant > LEAST_DETERMINANT * self._tokens2 * self._pairs2 and of_tokens > 0:
-            self.growth = max(0.0, of_pairs / of_tokens)
+            growth = of_pairs / of_tokens
+            self.growth = growth if growth > LEAST_GROWTH else 0.0
 
     def limit(self, start: int, num_tokens: int) -> int:
         """Returns how many tokens behind `start` others take as long as the first `num_tokens` of a prompt.
@@ -46,4 +50,4 @@ class ChunkTimes:
         """
         half, one = self.growth / 2, 1 + self.growth * start
         count = (sqrt(one * one + 4 * half * num_tokens * (1 + half * num_tokens)) - one) / self.growth
-        return min(num_tokens, max(MIN_TOKENS, int(count) // MULTIPLE * MULTIPLE))
+        return min(num_tokens, max(MIN_TOKENS, round(count) // MULTIPLE * MULTIPLE))

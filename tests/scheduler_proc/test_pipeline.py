@@ -196,14 +196,14 @@ def test_a_prompt_of_n_chunks_takes_n_steps_of_a_stage_and_one_for_each_further_
     assert bench.device.now_s == num_chunks + num_stages - 1
 
 
-@pytest.mark.parametrize("pair_s", [0.0, 1e-4 / 2_000])
+@pytest.mark.parametrize("pair_s", [0.0, 1e-5 / 2_000])
 def test_later_chunks_are_smaller_if_they_take_longer(pair_s: float):
     """As long a time for each: the second prompt is cut by what the first one showed."""
     sizes: list[tuple[int, float]] = []
 
     def stage_s(batch: Batch) -> float:
         (count,), (start,) = unpack_int32(batch.query_lens), unpack_int32(batch.context_lens)
-        seconds = 1e-4 * count + pair_s * count * (start + count / 2)
+        seconds = 1e-5 * count + pair_s * count * (start + count / 2)
         sizes.append((count, seconds))
         return seconds
 
@@ -220,7 +220,7 @@ def test_later_chunks_are_smaller_if_they_take_longer(pair_s: float):
         return
     assert list(counts) == sorted(counts, reverse=True)
     assert MIN_TOKENS < counts[-1] < 300
-    assert max(times) < 1.2 * min(times)
+    assert max(times) < 1.35 * min(times), "chunks are whole blocks"
 
 
 # Random requests: each soak compares with what a request gets that is alone.
@@ -239,7 +239,7 @@ def test_random_requests_lose_nothing(num_stages: int, is_early: bool):
     bench = PipelinedBench(num_stages, is_early=is_early, **settings)
     check_soak(TimedSoak(30 + num_stages, 250, bench, rich_share=0.3), bench)
     assert bench.device.num_ahead > 0.5 * bench.gauge("steps")
-    assert bench.device.num_ghosts > 10
+    assert bench.device.num_ghosts > 4
     assert bench.gauge("preemptions") > 2
     assert bench.gauge("prefix_hit_tokens") > 100
     reasons = {end.finish_reason for end in bench.inbox.finished.values()}
