@@ -51,8 +51,7 @@ class Policy:
         self.admission_rate = AdmissionRate()
         self.starved: Collection[int] = ()
         """Fault injection: the uids that no step has once they decode; 0 means the queue."""
-        self.num_admitted = 0
-        self.num_preemptions = 0
+        self.num_admitted = self.num_preemptions = 0
         self.num_prompt_tokens = 0
         self.num_hit_tokens = 0
         self.num_resumed_tokens = 0
@@ -73,10 +72,11 @@ class Policy:
         While other requests have rows, rows of the lowest priority are paused, except for a few tokens now and then.
         """
         self.notes = PlanNotes()
-        had_live_rows = self._stages.num_live_rows > 0
+        stages, had_live_rows = self._stages, self._stages.num_live_rows > 0
         chosen, chunks = self._choose(rows, in_flight)
-        if had_live_rows and not (self._stages.num_live_rows or chosen.reqs or chunks):
-            chosen, chunks = self._choose(rows, in_flight)  # the last other request lost its row meanwhile
+        may_repeat = (had_live_rows and not stages.num_live_rows) or not (in_flight or rows is stages.decode)
+        if may_repeat and not (chosen.reqs or chunks):  # the last other request, or a whole group, lost its row
+            chosen, chunks = self._choose(rows if in_flight else stages.decode, in_flight)
         return chosen, chunks
 
     def _choose(self, rows: DecodeRows, in_flight: Sequence[StepInFlight]) -> tuple[DecodeRows, list[Chunk]]:
