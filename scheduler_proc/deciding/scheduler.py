@@ -21,7 +21,7 @@ from scheduler_proc.deciding.policy import Policy
 from scheduler_proc.deciding.refusals import check_possible
 from scheduler_proc.deciding.requests import FollowedGrammar, Limits, PendingReq
 from scheduler_proc.deciding.results import Results
-from scheduler_proc.deciding.row_groups import next_group
+from scheduler_proc.deciding.row_groups import RowGroups
 from scheduler_proc.deciding.rows.batch_columns import BatchBuilder
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.rows.delivery import open_stream, refused_row
@@ -82,6 +82,7 @@ class Scheduler:
         self._grammars = grammars
         self._plans_decodes_alone = plans_decodes_alone
         self.num_stages = budget.num_stages
+        self._groups = RowGroups(budget.num_stages)
         self._is_pipeline, self._max_in_flight = budget.num_stages > 1, max(2, budget.num_stages)
         self._in_flight: deque[StepInFlight] = deque()
         self._has_forgotten = False
@@ -143,7 +144,7 @@ class Scheduler:
         try:
             rows = in_flight[0].rows_behind() if in_flight and not self._is_pipeline else self._stages.decode
             if self._is_pipeline and not self._has_forgotten:
-                rows = next_group(rows, in_flight, self.num_stages, self._policy.starved)
+                rows = self._groups.next_group(rows, in_flight, self._policy.starved)
                 if in_flight and not rows.reqs and not self._policy.has_prompts:
                     return None
             rows, chunks = self._policy.choose_rows(rows, in_flight)
