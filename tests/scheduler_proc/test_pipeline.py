@@ -267,7 +267,7 @@ def test_a_group_that_loses_its_rows_gives_its_step_to_the_others():
     """Row 1 is the first that lacks a page, and the last in priority."""
     bench = ByHand(2, num_pages=16, page_size=4)
     for uid in (1, 2):
-        bench.send(user_msg(uid, [uid] * (31 - uid), 30, priority=3 - uid, **FREE))
+        bench.send(user_msg(uid, [uid] * (26 - uid), 30, priority=3 - uid, **FREE))
         bench.plan_rows()
         if uid == 1:
             bench.commit_first()
