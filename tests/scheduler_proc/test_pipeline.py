@@ -260,7 +260,7 @@ def test_windows_states_and_drafts_lose_nothing(attached: dict[str, Any], error_
     settings = {"num_pages": 60, "max_model_len": MAX_MODEL_LEN, "max_num_seqs": 12, "max_num_batched_tokens": 32}
     bench = PipelinedBench(3, is_early=True, drafter=drafter, **settings, **attached)
     check_soak(TimedSoak(40, 60, bench, rich_share=0.3, span_share=0.2), bench)
-    assert error_rate is None or bench.gauge("accepted_tokens") > 100
+    assert error_rate is None or bench.gauge("accepted_tokens") > 40
 
 
 def test_a_group_that_loses_its_rows_gives_its_step_to_the_others():
@@ -283,7 +283,7 @@ def test_drafts_of_a_model_lose_nothing():
     add_draft_model(bench, error_every=3)
     bench.stepper = bench.make_stepper()
     check_soak(TimedSoak(41, 60, bench, rich_share=0.3), bench)
-    assert bench.gauge("draft_tokens") > bench.gauge("accepted_tokens") > 100
+    assert bench.gauge("draft_tokens") > bench.gauge("accepted_tokens") > 40
 
 
 def test_adapters_lose_nothing():
