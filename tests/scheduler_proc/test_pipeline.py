@@ -124,6 +124,30 @@ def test_rows_take_turns_if_each_step_has_ended_before_the_next_is_planned():
     assert [bench.next_rows() for _ in range(4)] == [[3, 4], [1, 2], [3, 4], [1, 2]]
 
 
+def test_a_prompt_does_not_wait_for_the_pages_of_an_output_with_drafts():
+    """Those are cached when the output ends, and not when a step with drafts does."""
+    bench = ByHand(2, drafter=SimulatedDrafter(random.Random(4), VOCAB_SIZE, 4, error_rate=0.0))
+    bench.send(user_msg(1, [1] * 5, 30, **FREE))
+    while len(bench.output(1)) < 8:
+        bench.plan_rows()
+        bench.commit_first()
+    bench.plan_rows()
+    while not bench.planned[-1].num_drafts:
+        bench.next_rows()
+    bench.send(user_msg(2, [1] * 5 + bench.output(1)[:6], 1, **FREE))
+    assert bench.plan_rows() == [2]
+
+
+def test_nothing_is_planned_behind_the_second_of_two_steps_if_it_repeats_what_may_be_half_done():
+    bench = ByHand(3, states=(8, 100), is_sharing=False, max_num_batched_tokens=8)
+    bench.prefill(1, 2)
+    assert [bench.plan_rows(), bench.plan_rows()] == [[1], [2]]
+    bench.scheduler.forget_steps()
+    del bench.planned[:]
+    bench.send(user_msg(3, [3] * 12, 9, priority=-5, **FREE))
+    assert [bench.plan_rows() for _ in range(3)] == [[3], [3, 1, 2], []]
+
+
 class NotingRunner(PipelinedRunner):
     notes: list[str]
 
@@ -292,6 +316,32 @@ def test_adapters_lose_nothing():
     soak = TimedSoak(42, 60, bench, rich_share=0.1, adapters=[make_adapter(number) for number in range(4)])
     check_soak(soak, bench)
     assert bench.gauge("adapters_placed") > 10
+
+
+class BadLaunches(PipelinedRunner):
+    """Row 2 cannot be computed."""
+
+    def launch(self, batch: Batch) -> LaunchedStep:
+        if 2 in uids(batch) and batch.num_decode_rows:
+            raise ArithmeticError("a step that cannot be launched")
+        return super().launch(batch)
+
+
+class BadBench(PipelinedBench):
+    def make_device(self) -> BadLaunches:
+        return BadLaunches(self.runner, self._num_stages, self._attempt_of)
+
+
+def test_a_row_that_always_fails_fails_alone_and_soon(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.CRITICAL, "sluice.scheduler")
+    bench = BadBench(2)
+    bench.send(*(user_msg(uid, [uid], 20, **FREE) for uid in (1, 2, 3, 4)))
+    while (2, 0) not in bench.inbox.finished:
+        bench.step()
+    assert bench.end(2).finish_reason == "error"
+    assert max(len(bench.output(uid)) for uid in (1, 3, 4)) < 4
+    bench.run()
+    assert [len(bench.output(uid)) for uid in (1, 3, 4)] == [20] * 3
 
 
 @pytest.mark.parametrize("attached", [{}, {"states": (24, 3)}], ids=["pages", "states"])
