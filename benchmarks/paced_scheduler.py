@@ -24,6 +24,7 @@ class PacedRunner:
     num_pages = NUM_PAGES
     max_num_batched_tokens = MAX_NUM_BATCHED_TOKENS
     can_overlap = can_plan_ahead = False
+    num_stages = 1
     degraded = ""
     placement: dict[str, str] = {}  # noqa: RUF012 (never written)
     memory_gauges = dict[str, float]

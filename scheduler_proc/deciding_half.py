@@ -45,7 +45,8 @@ def make_scheduler(
     images.
     """
     facts, page_size = config.facts, config.cache.block_size
-    budget = Budget(config.scheduling.max_num_seqs, runner.max_num_batched_tokens, *_yielding(config, runner))
+    num_rows, num_tokens = config.scheduling.max_num_seqs, runner.max_num_batched_tokens
+    budget = Budget(num_rows, num_tokens, *_yielding(config, runner), num_stages=runner.num_stages)
     log.info(
         "%d pages of %d tokens; at most %d rows and %d tokens in a step",
         runner.num_pages,
@@ -98,7 +99,7 @@ def make_draft_planner(config: Config, runner: Runner, cache: BlockAllocator) ->
     sizes = draft.max_model_len, draft.vocab_size, facts.vocab_size
     limits = DraftLimits(num_drafts, *sizes, is_mtp=facts.draft is None)
     builder = BatchBuilder(cache.num_pages, cache.page_size, facts.max_model_len)
-    clock = time.monotonic if runner.can_overlap else time.thread_time
+    clock = time.monotonic if runner.can_overlap or runner.num_stages > 1 else time.thread_time
     return DraftPlanner(cache, DraftModel(builder, cache, limits, clock), DraftLengths())
 
 

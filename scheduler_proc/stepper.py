@@ -1,4 +1,4 @@
-"""Runs planned steps: one by one or, if the runner can, the next one before the result of the last is known."""
+"""Runs planned steps: one by one or, if the runner can, the next ones before the result of the last is known."""
 
 import contextlib
 import logging
@@ -41,19 +41,21 @@ class Runner(Protocol):
     `max_num_batched_tokens`: the flag, or its default on the device. `can_overlap`: a second step may be launched
     before the result of the first is requested, and it may refer to tokens of the first
     (`Batch.future_token_indices`). `can_plan_ahead`: it may be planned before then and launched right after, with the
-    same kind of references. `draft_runner` runs the draft model, on pages with the same numbers. `page_memory` is the
-    memory of its pages, if it outlives the process. `page_store` keeps evicted pages, if there is one. `windows`: the
-    window of the layers that have window pages, and the number of these, if any have. `states`: the number of state
-    slots, and of the pages between checkpoints of a long prompt, if layers have recurrent states. `span_rows` are the
-    rows of spans in prompts, if it can place them. `degraded` reports to operators what is missing or slower than it
-    should be; empty if nothing is. `placement` reports the device and formats of the model. `memory_gauges` returns the
-    bytes that the model takes, by name.
+    same kind of references. `num_stages`: it is a pipeline if there are several, and this number of steps may be
+    launched, without such references, before the result of the first is requested. `draft_runner` runs the draft model,
+    on pages with the same numbers. `page_memory` is the memory of its pages, if it outlives the process. `page_store`
+    keeps evicted pages, if there is one. `windows`: the window of the layers that have window pages, and the number of
+    these, if any have. `states`: the number of state slots, and of the pages between checkpoints of a long prompt, if
+    layers have recurrent states. `span_rows` are the rows of spans in prompts, if it can place them. `degraded` reports
+    to operators what is missing or slower than it should be; empty if nothing is. `placement` reports the device and
+    formats of the model. `memory_gauges` returns the bytes that the model takes, by name.
     """
 
     num_pages: int
     max_num_batched_tokens: int
     can_overlap: bool
     can_plan_ahead: bool
+    num_stages: int
     degraded: str
     placement: dict[str, str]
 
@@ -121,7 +123,7 @@ class Stepper:
 
     With `can_overlap` a result is committed after the next step is launched. With `can_plan_ahead` the next step is
     planned while one runs; if messages have arrived by its end (`has_news`), that plan is dropped, so that new requests
-    are not a step late.
+    are not a step late. A pipeline gets as many steps as it has stages before the result of the first is waited for.
     `launch` and `result` are the two halves of a step in profiles. `clock` returns seconds, `cpu_clock` CPU seconds of
     this thread: without overlap this thread computes, and time taken by other programs is not counted as a step's.
     """
@@ -145,6 +147,8 @@ class Stepper:
         self._scheduler = scheduler
         self._can_overlap = runner.can_overlap
         self._can_plan_ahead = runner.can_plan_ahead
+        self._num_stages = scheduler.num_stages
+        assert self._num_stages == 1 or not (self._can_overlap or self._can_plan_ahead), "stages overlap by themselves"
         self._has_news = has_news
         self._times = times
         self._running: deque[RunningStep] = deque()
@@ -167,15 +171,17 @@ class Stepper:
     def step(self, batch: Batch | None, start_s: float) -> None:
         """Launches the step, if there is one, and commits the one before it; without overlap this one at once.
 
-        `start_s` is when its plan was begun. If one of the steps fails, all are forgotten; then one step is planned and
-        run alone, so that its rows can be run apart.
+        In a pipeline it commits the oldest one if that has ended, or if no more steps can be launched. `start_s` is
+        when its plan was begun. If one of the steps fails, all are forgotten; then one step is planned and run alone,
+        so that its rows can be run apart.
         """
-        if not self._can_overlap and not self._can_plan_ahead:
+        if not self._can_overlap and not self._can_plan_ahead and self._num_stages == 1:
             assert batch is not None
             self._run_alone(batch, start_s)
             return
         try:
-            ended = self._launch_and_end(batch, start_s) if self._can_overlap else self._end_and_launch(batch, start_s)
+            run = self._end_and_launch if self._can_plan_ahead else self._launch_and_end
+            ended = run(batch, start_s)
         except Exception:
             log.warning("a step failed, planning it again alone", exc_info=True)
             self._forget_all()
@@ -194,12 +200,18 @@ class Stepper:
             self._forget_all()
 
     def _launch_and_end(self, batch: Batch | None, start_s: float) -> tuple[RunningStep, ForwardOutput] | None:
-        """Launches a step behind the running one on the device."""
+        """Launches a step behind the running ones on the device."""
         if batch is not None:
             self._running.append(RunningStep(batch, self.launch(batch), start_s))
-        if len(self._running) == 1 and batch is not None:
-            return None  # there is no step before it
+            if self._has_room():
+                return None
         return self._end_first()
+
+    def _has_room(self) -> bool:
+        """True if another step should be launched before the first result is waited for."""
+        if self._num_stages == 1:
+            return len(self._running) == 1
+        return len(self._running) < self._num_stages and not self._running[0].launched.has_ended
 
     def _end_and_launch(self, batch: Batch | None, start_s: float) -> tuple[RunningStep, ForwardOutput] | None:
         """Waits for the running step, with which this thread helps, and launches the next one before the commit."""
@@ -244,10 +256,14 @@ class Stepper:
         self._scheduler.forget_steps()
 
     def _record_time(self, batch: Batch, start_s: float) -> None:
-        """Records the time of a step, which begins when the previous one has ended."""
+        """Records the time of a step, which begins when the previous one has ended.
+
+        If there was none before it in a pipeline, it has also waited for the other stages.
+        """
         end_s = self._clock()
         seconds = end_s - max(start_s, self._last_end_s)
         self._times.add(batch, seconds)
-        cpu_s = self._cpu_clock()
-        self._scheduler.record_time(batch, seconds, seconds if self._can_overlap else cpu_s - self._last_cpu_s)
+        cpu_s, is_pipeline = self._cpu_clock(), self._num_stages > 1
+        cost_s = seconds if self._can_overlap or is_pipeline else cpu_s - self._last_cpu_s
+        self._scheduler.record_time(batch, 0.0 if is_pipeline and start_s >= self._last_end_s else seconds, cost_s)
         self._last_end_s, self._last_cpu_s = end_s, cpu_s

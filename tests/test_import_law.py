@@ -136,7 +136,9 @@ LAYERS = {
         "scheduler_proc/deciding/schedule_reports.py",
         "scheduler_proc/deciding/policy.py scheduler_proc/deciding/results.py scheduler_proc/deciding/refusals.py",
         "scheduler_proc/deciding/yielding.py scheduler_proc/deciding/shares.py",
-        "scheduler_proc/deciding/row_results.py scheduler_proc/deciding/step_plan.py "
+        "scheduler_proc/deciding/row_results.py scheduler_proc/deciding/row_groups.py "
+        "scheduler_proc/deciding/step_plan.py",
+        "scheduler_proc/deciding/chunk_times.py",
         "scheduler_proc/deciding/step_size.py",
         "scheduler_proc/deciding/in_flight.py",
         "scheduler_proc/deciding/stages.py scheduler_proc/deciding/isolation.py "

@@ -36,6 +36,7 @@ class SimulatedRunner:
     """
 
     can_plan_ahead = False
+    num_stages = 1
     degraded = ""
     placement: dict[str, str] = {}  # noqa: RUF012 (never written)
     memory_gauges = dict[str, float]

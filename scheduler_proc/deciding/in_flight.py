@@ -1,4 +1,4 @@
-"""A step whose result is not known yet, and the rows of the step planned behind it.
+"""Steps whose results are not known yet, and the rows of the step planned behind them.
 
 The scheduler's state is always that of its last commit. A step behind one in flight is planned from that state and from
 what is certain about the step in flight: each of its rows gets one more token, which only the device knows, and each
@@ -8,7 +8,12 @@ are used later.
 A row may end with a token of the step in flight, or be aborted meanwhile. The step behind still computes it, and its
 result is dropped. Its pages are free by then although the step behind writes the last slot. That is safe: the next
 owner of the page writes to it in a later step, and the radix tree never gets a page with an uncommitted slot.
+
+The stages of a pipeline compute several steps at once, each stage in the order of launches. A row in DECODE is in one
+of them (`row_groups.py`). The chunks of a prompt follow each other, as only the last one's result is needed.
 """
+
+from collections.abc import Iterator
 
 from scheduler_proc.deciding.pages.running_request import Chunk, Req
 from scheduler_proc.deciding.rows.decode_rows import NO_SOURCE, DecodeRows
@@ -37,6 +42,11 @@ class StepInFlight:
         """True if a row of this step still belongs to a running request."""
         return self._stages.runs(req)
 
+    def decoding(self) -> Iterator[Req]:
+        """Yields the rows in DECODE of this step, with and without draft tokens; some may have ended."""
+        yield from self.decode_reqs
+        yield from (chunk.req for chunk in self.chunks if chunk.draft_ids)
+
     def rows_behind(self) -> DecodeRows:
         """Returns the rows in DECODE of the next step, without those that will have all their tokens by then.
 
@@ -55,8 +65,8 @@ class StepInFlight:
         return _without_dependent_rows(rows) if rows.sampling.num_that_change_logits else rows
 
     def chunks_in_work(self) -> list[Chunk]:
-        """Returns the chunks whose requests are still running."""
-        return [chunk for chunk in self.chunks if self.runs(chunk.req)]
+        """Returns the chunks of prompts whose requests are still running."""
+        return [chunk for chunk in self.chunks if not chunk.draft_ids and self.runs(chunk.req)]
 
 
 def _without_dependent_rows(rows: DecodeRows) -> DecodeRows:

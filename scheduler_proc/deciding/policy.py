@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Sequence
 
 from messages.ring.timeline import DelayedRow, PreemptedRow, WaitsFor
+from scheduler_proc.deciding.chunk_times import ChunkTimes
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.resource import Resource
@@ -38,22 +39,19 @@ class Policy:
         draft_planner: DraftSource | None = None,
         resources: Sequence[Resource] = (),
     ):
-        self._draft_planner = draft_planner
-        self._resources = resources
-        self._stages = stages
-        self._cache = cache
+        self._stages, self._cache = stages, cache
+        self._draft_planner, self._resources = draft_planner, resources
         self._no_rows = DecodeRows(cache.page_size)
         self.budget = budget
         self._yielding = Yielding(stages, budget)
         self.shares = Shares(stages, budget, cache.num_pages)
-        self.step_size = StepSize(budget.max_num_batched_tokens)
+        self.step_size, self.chunk_times = StepSize(budget.max_num_batched_tokens), ChunkTimes()
         self.notes = PlanNotes()
         """Facts about the latest plan."""
         self.admission_rate = AdmissionRate()
         self.starved: Collection[int] = ()
         """Fault injection: the uids that no step has once they decode; 0 means the queue."""
-        self.num_admitted = 0
-        self.num_preemptions = 0
+        self.num_admitted = self.num_preemptions = 0
         self.num_prompt_tokens = 0
         self.num_hit_tokens = 0
         self.num_resumed_tokens = 0
@@ -61,32 +59,33 @@ class Policy:
         self.num_recomputed_tokens = 0
         """The part of `num_resumed_tokens` that was not in the cache."""
 
-    def choose_rows(self, rows: DecodeRows, before: StepInFlight | None = None) -> tuple[DecodeRows, list[Chunk]]:
+    def choose_rows(self, rows: DecodeRows, in_flight: Sequence[StepInFlight]) -> tuple[DecodeRows, list[Chunk]]:
         """Returns the rows of the next step: those of `rows`, in DECODE, that feed one token each, and the others.
 
         The others are prefill chunks and rows in DECODE with draft tokens. All have pages.
 
         The tokens that decode rows leave in the step go to prompts in order of priority, and then to the queue in its
         order; clients take turns (`shares.py`). Pages are allocated as tokens need them. If there are none, the running
-        request of lowest priority is preempted, so the first one always continues. If a step is in flight,
+        request of lowest priority is preempted, so the first one always continues. If steps are in flight,
         `MustCommitError` is raised instead.
 
         While other requests have rows, rows of the lowest priority are paused, except for a few tokens now and then.
         """
         self.notes = PlanNotes()
-        had_live_rows = self._stages.num_live_rows > 0
-        chosen, chunks = self._choose(rows, before)
-        if had_live_rows and not (self._stages.num_live_rows or chosen.reqs or chunks):
-            chosen, chunks = self._choose(rows, before)  # the last other request lost its row meanwhile
+        stages, had_live_rows = self._stages, self._stages.num_live_rows > 0
+        chosen, chunks = self._choose(rows, in_flight)
+        may_repeat = (had_live_rows and not stages.num_live_rows) or not (in_flight or rows is stages.decode)
+        if may_repeat and not (chosen.reqs or chunks):  # the last other request, or a whole group, lost its row
+            chosen, chunks = self._choose(rows if in_flight else stages.decode, in_flight)
         return chosen, chunks
 
-    def _choose(self, rows: DecodeRows, before: StepInFlight | None) -> tuple[DecodeRows, list[Chunk]]:
+    def _choose(self, rows: DecodeRows, in_flight: Sequence[StepInFlight]) -> tuple[DecodeRows, list[Chunk]]:
         has_turn = self._yielding.max_num_tokens > 0
-        plan = StepPlan(self.budget.max_num_batched_tokens, self._yielding.share(before, self.notes), before)
+        most, num_yielding = self.budget.max_num_batched_tokens, self._yielding.share(in_flight, self.notes)
+        plan = StepPlan(rows, most, num_yielding, in_flight, self.chunk_times)
         for req, num_tokens in rows.reqs_without_slot():
             self._make_room(req, num_tokens, plan)
         plan.num_tokens_left -= len(rows)
-        most = self.budget.max_num_batched_tokens
         if self.step_size.num_tokens < most and self._stages.has_large_group(NUM_LARGE_STEPS * most):
             num_tokens = max(MIN_TOKENS, self.step_size.num_tokens - len(rows))
             plan.num_left_over = max(0, plan.num_tokens_left - num_tokens)
@@ -217,8 +216,8 @@ class Policy:
         """Preempts `last` for `req`. Raises `MustCommitError` if a step is in flight."""
         if not plan.may_preempt:
             raise MustCommitError
-        plan.forget(last)
         self._stages.preempt(last, ends_turn=ends_turn)
+        plan.forget(last)
         self.notes.preempted.append(PreemptedRow(last.uid, last.pending.attempt, req.uid))
         self.num_preemptions += 1
 
@@ -232,7 +231,7 @@ class Policy:
         return sorted(rows, key=lambda req: req.pending.priority_key) if has_enough else []
 
     def _add_chunk(self, req: Req, plan: StepPlan) -> None:
-        """Adds the next chunk of a prompt, unless it is delayed or needs the result of its chunk in flight."""
+        """Adds the next chunk of a prompt, unless it is delayed or needs the result of its chunks in flight."""
         if req.state is State.WAITING or req.uid in plan.planned:
             return
         plan.planned.add(req.uid)
@@ -263,7 +262,7 @@ class Policy:
     def _find_delay(self, req: Req, plan: StepPlan) -> int | None:
         """Returns the request for which a prompt must wait before its next chunk, which may be itself.
 
-        It waits if an earlier row of this step, or of the one in flight, computes the same page, which it can use
+        It waits if an earlier row of this step, or of one in flight, computes the same page, which it can use
         afterwards; or if it, or another one, gets something for it from a resource.
         """
         key = self._cache.next_page_key(req)
@@ -372,8 +371,9 @@ class Policy:
         rows = [req for req in leaving if req.uid not in plan.planned]
         if not rows or sum([len(req.pages) for req in rows]) < lacking:
             return False
-        plan.num_tokens_left += rows[-1].state is State.DECODE and rows[-1] not in self._stages.paused
+        num_rows = len(plan.rows)
         self._preempt(rows[-1], pending, plan, ends_turn=True)
+        plan.num_tokens_left += num_rows - len(plan.rows)
         return True
 
     def _num_promised(self) -> int:

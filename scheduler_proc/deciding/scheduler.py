@@ -21,6 +21,7 @@ from scheduler_proc.deciding.policy import Policy
 from scheduler_proc.deciding.refusals import check_possible
 from scheduler_proc.deciding.requests import FollowedGrammar, Limits, PendingReq
 from scheduler_proc.deciding.results import Results
+from scheduler_proc.deciding.row_groups import RowGroups
 from scheduler_proc.deciding.rows.batch_columns import BatchBuilder
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.rows.delivery import open_stream, refused_row
@@ -51,8 +52,9 @@ class Scheduler:
     """Receives messages, plans steps, commits their results, and collects replies for the detokenizer.
 
     The caller repeats: `receive` (any number of messages), `schedule`, and `commit` with the result if that returned a
-    step. It may call `schedule` once more before that `commit`, with the first step in flight; commits are in the order
-    of the steps. If `schedule` leaves a `proposal` of the draft model, the caller runs it and calls `add_drafts`.
+    step. It may call `schedule` once more before that `commit`, with the first step in flight, and for a pipeline until
+    `budget.num_stages` steps are; commits are in the order of the steps. If `schedule` leaves a `proposal` of the draft
+    model, the caller runs it and calls `add_drafts`.
     `cache` must have room for a request of `limits.max_model_len` tokens, so that the first in priority can always
     continue. With `plans_decodes_alone` only steps of the same rows in DECODE are planned behind a step in flight.
     """
@@ -79,7 +81,12 @@ class Scheduler:
         self._builder = BatchBuilder(cache.num_pages, cache.page_size, limits.max_model_len)
         self._grammars = grammars
         self._plans_decodes_alone = plans_decodes_alone
+        self.num_stages = budget.num_stages
+        self._groups = RowGroups(budget.num_stages)
+        self._is_pipeline, self._max_in_flight = budget.num_stages > 1, max(2, budget.num_stages)
         self._in_flight: deque[StepInFlight] = deque()
+        self._has_forgotten = False
+        """Steps have been forgotten: the next one has the rows in DECODE of all groups."""
         self._plan: tuple[DecodeRows, list[Chunk]] | None = None
         """The rows of a step that waits for the draft model."""
         self._replies: list[ToDetokenizer] = []
@@ -130,19 +137,23 @@ class Scheduler:
                 self._reply_end(self._results.finish(pending, ending))
         if self.is_idle or (self._policy.is_closed and not self._stages.running):
             return None
-        assert len(self._in_flight) < 2, "there are two steps in flight"
-        before = self._in_flight[0] if self._in_flight else None
-        if before is not None and not self.may_plan_behind:
+        in_flight = self._in_flight
+        assert len(in_flight) < self._max_in_flight, "too many steps are in flight"
+        if in_flight and not self.may_plan_behind:
             return None
         try:
-            rows = self._stages.decode if before is None else before.rows_behind()
-            rows, chunks = self._policy.choose_rows(rows, before)
+            rows = in_flight[0].rows_behind() if in_flight and not self._is_pipeline else self._stages.decode
+            if self._is_pipeline and not self._has_forgotten:
+                rows = self._groups.next_group(rows, in_flight, self._policy.starved)
+                if in_flight and not rows.reqs and not self._policy.has_prompts:
+                    return None
+            rows, chunks = self._policy.choose_rows(rows, in_flight)
         except MustCommitError:
             return None
         if not rows.reqs and not chunks:
             is_held = self._stages.compiling or self._policy.starved or self.is_loading
-            assert before is not None or is_held, "there are requests and none can run"
-            if before is None:
+            assert in_flight or is_held, "there are requests and none can run"
+            if not in_flight:
                 self._replies += self._reports.make(self._num_steps, [])
             return None
         if self.proposal is not None:
@@ -167,6 +178,9 @@ class Scheduler:
         self._num_steps += 1
         self._num_steps_ahead += bool(self._in_flight)
         self._in_flight.append(StepInFlight(rows.reqs, chunks, self._stages))
+        self._has_forgotten = False
+        if self._is_pipeline:  # `rows` may be a group
+            self._stages.decode.enter_pages()
         self._replies += self._reports.make(self._num_steps, chunks)
         columns: dict[str, bytes] = {}
         for resource in self._resources:
@@ -180,8 +194,8 @@ class Scheduler:
 
     @property
     def may_plan_behind(self) -> bool:
-        """True if a step may be planned behind the one in flight, as far as is known now."""
-        if self._draft_planner is not None:
+        """True if a step may be planned behind those in flight, as far as is known now."""
+        if self._draft_planner is not None and not self._is_pipeline:
             return False  # drafts need all tokens, and how many the step in flight adds is unknown
         if not all(resource.may_plan_behind() for resource in self._resources):
             return False
@@ -215,9 +229,10 @@ class Scheduler:
         `failures` has the errors of rows that could not be computed, by index; their next tokens are -1.
         """
         step = self._in_flight.popleft()
-        assert not (self._in_flight and output.num_tokens), "a step was planned behind one whose rows got other tokens"
+        is_behind = self._in_flight and not self._is_pipeline
+        assert not (is_behind and output.num_tokens), "a step was planned behind one whose rows got other tokens"
         self._replies += self._results.commit(step, output, failures)
-        if self._in_flight:  # its pages were allocated before this step's were full
+        if is_behind:  # its pages were allocated before this step's were full
             self._stages.decode.enter_pages()
             for req, _ in self._stages.decode.reqs_without_slot():
                 self.cache.record_filled(req)
@@ -226,13 +241,16 @@ class Scheduler:
         """Records the time of a step and its plan.
 
         A step without prompt chunks counts for draft lengths with `cost_s`, measured by the clock of `DraftModel`. A
-        step with one counts for resources and for the size of further steps with `seconds`.
+        step with one counts for resources and for the size of further steps with `seconds`, unless these are 0: a step
+        that entered an empty pipeline took the time of all stages.
         """
         has_prompts = len(batch.token_ids) > len(batch.sample_tokens)
         if self._draft_planner is not None and not has_prompts:
             self._draft_planner.record_time(batch.num_tokens, cost_s)
-        if has_prompts:
+        if has_prompts and seconds:
             self._policy.step_size.record_time(batch.num_tokens, seconds)
+            if self._is_pipeline:
+                self._policy.chunk_times.record_time(batch, seconds)
             for resource in self._resources:
                 resource.record_prefill(batch.num_tokens, seconds)
 
@@ -257,6 +275,7 @@ class Scheduler:
         suspects = dict.fromkeys(req for resource in self._resources for req in resource.suspect(runs))
         while self._in_flight:
             self.forget_plan()
+        self._has_forgotten = True
         for req in suspects:
             self._stages.preempt(req)
 

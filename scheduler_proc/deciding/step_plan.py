@@ -6,6 +6,7 @@ from typing import Protocol
 
 import msgspec
 
+from scheduler_proc.deciding.chunk_times import ChunkTimes
 from scheduler_proc.deciding.drafting.draft_state import Drafts, DraftSteps
 from scheduler_proc.deciding.in_flight import StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import PageKey
@@ -21,26 +22,38 @@ class Budget(msgspec.Struct, frozen=True):
 
     While other requests have rows, every `yields_every`-th step has at most `max_num_yielding` tokens of requests that
     give way, rows in DECODE first, then prompts; the other steps have none.
+
+    `num_stages` steps may be in flight: the stages of a pipeline, 1 without one.
     """
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_num_yielding: int = 1
     yields_every: int = 1
+    num_stages: int = 1
 
 
 class StepPlan:
-    """Nothing is preempted if it is planned behind a step in flight, `before`. `ends_in_flight` is how far that step
-    computes each of its prompts, by uid.
+    """A step with these decode `rows`. Nothing is preempted if it is planned behind steps in flight.
+
+    `ends_in_flight` is how far those steps compute each of their prompts, by uid.
     """
 
-    def __init__(self, num_tokens_left: int, num_yielding_left: int, before: StepInFlight | None):
+    def __init__(
+        self,
+        rows: DecodeRows,
+        num_tokens_left: int,
+        num_yielding_left: int,
+        in_flight: Sequence[StepInFlight],
+        chunk_times: ChunkTimes,
+    ):
+        self.rows = rows
         self.num_tokens_left = num_tokens_left
         self.num_left_over = 0
         """Further tokens, only for a prompt that must be computed in one step, as its first."""
         self.num_yielding_left = num_yielding_left
         """The part of `num_tokens_left` for requests that give way."""
-        self.may_preempt = before is None
+        self.may_preempt = not in_flight
         self.chunks: list[Chunk] = []
         self.planned: set[int] = set()
         """The uids of the prompts that have a chunk in this step, or must wait for a later one."""
@@ -55,15 +68,18 @@ class StepPlan:
         """Groups of which no request can be admitted now."""
         self.pages_in_work: dict[PageKey, int] = {}
         """The uid of the request that computes each page."""
-        self.in_flight = [] if before is None else before.chunks_in_work()
+        self.in_flight = [chunk for step in in_flight for chunk in step.chunks_in_work()] if in_flight else []
         self.ends_in_flight = {chunk.req.uid: chunk.end for chunk in self.in_flight}
+        self._chunk_times = chunk_times
 
     def chunks_in_work(self) -> Iterable[Chunk]:
-        """Returns the chunks of the step in flight, and those of this one so far."""
+        """Returns the chunks of the steps in flight, and those of this one so far."""
         return chain(self.in_flight, self.chunks)
 
     def forget(self, req: Req) -> None:
-        """Takes the chunk of a request that is preempted out of the plan, with its pages and its tokens."""
+        """Takes the row of a request that was preempted out of the plan: its chunk with its pages and its tokens."""
+        if req in self.rows.reqs:
+            self.rows.remove(req)
         for chunk in [chunk for chunk in self.chunks if chunk.req is req]:
             self.num_tokens_left += chunk.end - chunk.start
             self.num_yielding_left += (chunk.end - chunk.start) * req.pending.gives_way
@@ -72,6 +88,8 @@ class StepPlan:
 
     def find_end(self, req: Req, start: int, num_tokens: int, resources: Iterable[Resource]) -> int:
         """Returns where a prompt's chunk of at most `num_tokens` ends: not between tokens that belong together."""
+        if self._chunk_times.growth:
+            num_tokens = self._chunk_times.limit(start, num_tokens)
         is_whole = chunking_of(req.pending.sampling_params) == "none"
         end = len(req.token_ids) if is_whole else min(start + num_tokens, len(req.token_ids))
         found = (resource.find_whole(req, end) for resource in resources)

@@ -1,5 +1,7 @@
 """How much of the steps requests have that give way to others."""
 
+from collections.abc import Sequence
+
 from messages.ring.timeline import PausedRow
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.pages.running_request import Req
@@ -33,7 +35,7 @@ class Yielding:
         """The part of `max_num_tokens` that rows in DECODE leave."""
         return self.max_num_tokens - self._stages.num_yielding
 
-    def share(self, before: StepInFlight | None, notes: PlanNotes) -> int:
+    def share(self, in_flight: Sequence[StepInFlight], notes: PlanNotes) -> int:
         """Pauses or resumes rows that give way; returns the number of further tokens that such requests may have.
 
         Without other requests, these are all tokens of the step.
@@ -42,10 +44,11 @@ class Yielding:
         num_paused = stages.num_yielding - most
         num_free = min(budget.max_num_seqs, budget.max_num_batched_tokens) - stages.num_active
         num_resumed = min(-num_paused, len(stages.paused), num_free)
-        if before is not None:
+        if in_flight:
             if num_paused > 0 or num_resumed > 0:
                 raise MustCommitError
-            num_paused += sum([chunk.requested.num_tokens for chunk in before.chunks if chunk.req.pending.gives_way])
+            chunks = (chunk for step in in_flight for chunk in step.chunks if not chunk.draft_ids)
+            num_paused += sum([chunk.requested.num_tokens for chunk in chunks if chunk.req.pending.gives_way])
             return -num_paused
         notes.paused += [_changed_row(stages.pause(), is_paused=True) for _ in range(num_paused)]
         resumed = [stages.resume() for _ in range(num_resumed)]

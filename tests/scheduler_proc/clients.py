@@ -154,6 +154,7 @@ class Bench:
         states: tuple[int, int] | None = None,
         adapters: AdapterSlots | None = None,
         span_rows: SimulatedSpanRows | None = None,
+        num_stages: int = 1,
     ):
         self.limits = Limits(max_model_len, VOCAB_SIZE, (eos_token_id,), adapters is not None)
         self.cache = open_cache(num_pages, page_size, is_sharing, pages, store, windows, states)
@@ -163,7 +164,7 @@ class Bench:
         self.encoders = SimulatedEncoders(self.span_rows)
         self.cache.add_observer(PlacedSpans(self.span_rows, page_size, self.encoders, max_num_batched_tokens))
         self.grammars = SimulatedGrammars(self.limits)
-        self.budget = Budget(max_num_seqs, max_num_batched_tokens, *yielding)
+        self.budget = Budget(max_num_seqs, max_num_batched_tokens, *yielding, num_stages=num_stages)
         planner = None if drafter is None else plan_all_drafts(self.cache, drafter)
         self.scheduler = Scheduler(
             self.cache,

@@ -35,7 +35,10 @@ class LaunchedStep(NamedTuple):
     batch: Batch
     end_s: float
     attempts: list[int | None]
-    has_ended: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        return self.runner.has_ended(self)
 
     def result(self) -> ForwardOutput:
         return self.runner.result_of(self)
@@ -50,6 +53,7 @@ class OverlappedRunner:
 
     can_overlap = True
     can_plan_ahead = False
+    num_stages = 1
     degraded = ""
     placement: dict[str, str] = {}  # noqa: RUF012 (never written)
     memory_gauges = dict[str, float]
@@ -59,6 +63,7 @@ class OverlappedRunner:
     span_rows = None
     windows = None
     states: tuple[int, int] | None = None
+    max_waiting = 2
 
     def __init__(self, runner: Any, attempt_of: Callable[[int], int | None] = lambda uid: 0) -> None:
         self.num_pages: int = runner.num_pages
@@ -89,7 +94,7 @@ class OverlappedRunner:
         self._placing.append((slot, adapter))
 
     def launch(self, batch: Batch) -> LaunchedStep:
-        assert len(self._waiting) < 2, "two steps are in flight"
+        assert len(self._waiting) < self.max_waiting, "too many steps are in flight"
         if batch.future_token_indices:
             assert len(batch.future_token_indices) == 4 * batch.num_decode_rows
             assert batch.step_id == self._last_step_id + 1, "the tokens are those of another step"
@@ -101,16 +106,19 @@ class OverlappedRunner:
         self.num_launched += 1
         self.num_ahead += bool(self._waiting)
         self._last_step_id = batch.step_id
-        num_tokens = len(batch.token_ids) // 4
-        self._end_s = max(self.now_s, self._end_s) + STEP_S + TOKEN_S * num_tokens
+        self._end_s = self.find_end_s(batch)
         attempts = [self._attempt_of(uid) for uid in unpack_int64(batch.uids)]
         self._placed[batch.step_id], self._placing = self._placing, []
-        launched = LaunchedStep(self, batch, self._end_s, attempts, self.is_done_at_once(batch))
+        launched = LaunchedStep(self, batch, self._end_s, attempts)
         self._waiting.append(launched)
         return launched
 
-    def is_done_at_once(self, batch: Batch) -> bool:
+    def has_ended(self, launched: LaunchedStep) -> bool:
         return False
+
+    def find_end_s(self, batch: Batch) -> float:
+        """Returns when a step ends that is launched now."""
+        return max(self.now_s, self._end_s) + STEP_S + TOKEN_S * batch.num_tokens
 
     def result_of(self, launched: LaunchedStep) -> ForwardOutput:
         assert self._waiting.popleft() is launched, "results are asked for in another order"
@@ -174,6 +182,8 @@ def filled(
 class OverlappedBench(Bench):
     """A `Bench` whose scheduler plans one step ahead, by the code that does so in the process."""
 
+    host_s = HOST_S
+
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.device = self.make_device()
@@ -198,13 +208,13 @@ class OverlappedBench(Bench):
 
     def step(self) -> dict[int, int]:
         """Takes one turn; returns the rows of the newest step, {} if nothing is left to do."""
-        batch = self.scheduler.schedule()
+        batch = self.plan()
         while batch is None and not self.stepper.has_step and self.gauge("waiting"):
-            batch = self.scheduler.schedule()
+            batch = self.plan()
         self.inbox.take(self.scheduler.pop_replies())
         if batch is None and not self.stepper.has_step:
             return {}
-        self.device.now_s += HOST_S
+        self.device.now_s += self.host_s
         if batch is not None:
             assert len(batch.token_ids) // 4 <= self.max_num_batched_tokens, "the step is over its budget"
             self._planned = dict(zip(unpack_int64(batch.uids), unpack_int32(batch.query_lens), strict=True))

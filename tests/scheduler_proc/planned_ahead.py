@@ -40,8 +40,8 @@ class AheadRunner(OverlappedRunner):
             raise ArithmeticError("a step that fails")
         return super().result_of(launched)
 
-    def is_done_at_once(self, batch: Batch) -> bool:
-        return not only_samples(batch) or batch.step_id % 7 == 0
+    def has_ended(self, launched: LaunchedStep) -> bool:
+        return not only_samples(launched.batch) or launched.batch.step_id % 7 == 0
 
 
 class AheadBench(OverlappedBench):

@@ -51,6 +51,7 @@ class LimitedRunner:
     """The real runner with fewer pages and tokens."""
 
     can_overlap = can_plan_ahead = False
+    num_stages = 1
     degraded = ""
     placement: dict[str, str] = {}  # noqa: RUF012 (never written)
     draft_runner = None

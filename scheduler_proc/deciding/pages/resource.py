@@ -71,7 +71,7 @@ class Resource(PageObserver):
     def find_delay(self, req: Req, chunks: Iterable[Chunk], cache: BlockAllocator) -> int | None:
         """Returns the request for which a prompt must wait before its next chunk, which may be itself.
 
-        `chunks` are those of this step so far, and of the one in flight.
+        `chunks` are those of this step so far, and of those in flight.
         """
         return None
 
@@ -84,7 +84,7 @@ class Resource(PageObserver):
         return NO_COLUMNS
 
     def may_plan_behind(self) -> bool:
-        """True if a step may be planned behind the one in flight."""
+        """True if a step may be planned behind those in flight."""
         return True
 
     def commit(self, runs: Callable[[Req], bool], unfed: Collection[Req]) -> Iterable[Req]:

@@ -117,8 +117,9 @@ class StatePlanner(Resource):
         return {"state_sources": sources.tobytes(), "state_slots": slots.tobytes()}
 
     def may_plan_behind(self) -> bool:
-        """False if a row of the step in flight computes again what a failed step may have left half done."""
-        return not self._plans or all(req.uid not in self._slots.suspects for req in self._plans[0].moves)
+        """False if a row of a step in flight computes again what a failed step may have left half done."""
+        suspects = self._slots.suspects
+        return not suspects or all(req.uid not in suspects for plan in self._plans for req in plan.moves)
 
     def commit(self, runs: Callable[[Req], bool], unfed: Collection[Req]) -> Iterable[Req]:
         """Returns those that got fewer tokens than were computed, so that their state is lost."""
