@@ -94,7 +94,8 @@ class LoadedModels:
             least = self.target.limits.num_pages
             page_bytes = -(-plan.sizes.num_bytes(least) // least)
             num_pages = plan.choose_num_pages(factories["main"].measure_cache_bytes(make_runner, page_bytes))
-        return self.target.parallel.smallest(num_pages, self.target.placement.device)
+        (num_pages,) = self.target.pipeline.everyone.smallest([num_pages], self.target.placement.device)
+        return num_pages
 
 
 def _join(runners: Mapping[Role, Runner], parts: RunnerParts = NO_PARTS) -> Runner:

@@ -1,0 +1,100 @@
+"""Tokens of an engine of several stages against those of one process in float32; what each stage holds."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from messages.errors import BootError
+from scheduler_proc.computing.backends.cpu import cores
+from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
+from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.model.blocks.embedding import TOKENS
+from scheduler_proc.computing.model.stages import model_parameters
+from scheduler_proc.computing.pipeline import StagePlace, find_place
+from scheduler_proc.computing.runner import Runner
+from tests.checkpoints import build_checkpoint, make_config
+from tests.scheduler_proc.computing.drive import generate
+from tests.scheduler_proc.computing.ranks import no_report, ranks_of
+from tests.scheduler_proc.computing.test_ranks import PARAMS, PROMPTS, SCHEDULE, decoder_of
+
+STAGED: list[tuple[str, dict[str, Any], int, int, dict[str, Any]]] = [
+    ("llama-gqa-tied", {}, 2, 1, {}),
+    ("gpt2", {"n_layer": 3, "vocab_size": 301}, 3, 1, {}),
+]
+"""Variant, changed fields of config.json, stages, ranks in each, and flags."""
+
+
+@pytest.fixture(autouse=True)
+def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "allowed_cpus", lambda: frozenset(range(8)))
+
+
+def passes_of(runner: Runner) -> CpuForwardPasses:
+    assert isinstance(runner.forward_passes, CpuForwardPasses)
+    return runner.forward_passes
+
+
+@pytest.mark.parametrize(("variant", "overrides", "num_stages", "num_ranks", "flags"), STAGED)
+def test_several_stages_give_the_tokens_of_one_process(
+    tmp_path: Path, variant: str, overrides: dict[str, Any], num_stages: int, num_ranks: int, flags: dict[str, Any]
+) -> None:
+    """Prefill in chunks with decode rows; drawn and processed rows. Steps of decode rows are replayed in each stage."""
+    build_checkpoint(tmp_path, variant, **overrides)
+    prompts = [[token % 300 for token in prompt] for prompt in PROMPTS]
+    alone = load_runner(make_config(tmp_path, **flags), no_report)
+    expected = generate(alone, prompts, 6, SCHEDULE, PARAMS)
+    with ranks_of(tmp_path, num_ranks, tmp_path / "ranks", num_stages, **flags) as runners:
+        assert generate(runners[0], prompts, 6, SCHEDULE, PARAMS) == expected
+        captured = [set(passes_of(runner).captures) for runner in runners]
+        assert all(one == captured[0] for one in captured)
+        assert len(captured[0]) == len(passes_of(alone).captures) * (num_ranks == 1)
+        assert {runner.num_pages for runner in runners} == {alone.num_pages}
+
+
+def test_stages_have_their_own_weights_and_pages(tmp_path: Path) -> None:
+    build_checkpoint(tmp_path, "llama-gqa-tied", num_hidden_layers=5)
+    alone = load_runner(make_config(tmp_path), no_report)
+    whole = decoder_of(alone)
+    with ranks_of(tmp_path, 1, tmp_path / "ranks", 2, stages="4,1") as (last, first):
+        decoders = decoder_of(first), decoder_of(last)
+        assert [decoder.model.held for decoder in decoders] == [range(4), range(4, 5)]
+        assert [decoder.embedding is None for decoder in decoders] == [False, True]
+        assert [decoder.head is None for decoder in decoders] == [True, False]
+        (tokens,) = (one for one in model_parameters(whole.model) if one.name == TOKENS)
+        num_token_bytes = tokens.shape[0] * tokens.shape[1] * 4
+        sizes = [decoder.num_weight_bytes for decoder in decoders]
+        assert sum(sizes) == whole.num_weight_bytes + num_token_bytes
+        assert sizes[0] > 2 * sizes[1]
+        assert 5 * passes_of(first).cache.num_bytes == 4 * passes_of(alone).cache.num_bytes
+        assert 5 * passes_of(last).cache.num_bytes == passes_of(alone).cache.num_bytes
+
+
+def test_ranks_are_counted_from_the_schedulers_stage() -> None:
+    places = [find_place(number, num_ranks=2, num_stages=3) for number in range(6)]
+    assert [place.stage for place in places] == [2, 2, 0, 0, 1, 1]
+    assert [place.rank for place in places] == [0, 1] * 3
+    assert [place.number_in(place.stage) for place in places] == list(range(6))
+    assert StagePlace(1, 3, 1, 2).number_in(2) == 1
+
+
+@pytest.mark.parametrize(
+    ("variant", "num_stages", "stages", "message"),
+    [
+        ("llama-gqa-tied", 2, "1,1", "--stages 1,1: expected auto, or 2 numbers"),
+        ("llama-gqa-tied", 2, "many", "--stages many: expected auto"),
+        ("llama-gqa-tied", 9, "auto", "--pipeline-parallel 9: the model's 3 layers are 3 stages at most"),
+    ],
+)
+def test_stages_that_are_impossible_are_refused(
+    tmp_path: Path, variant: str, num_stages: int, stages: str, message: str
+) -> None:
+    build_checkpoint(tmp_path, variant)
+    with pytest.raises(BootError, match=message), ranks_of(tmp_path, 1, tmp_path / "ranks", num_stages, stages=stages):
+        pass
+
+
+def test_a_process_by_itself_has_no_other_stages(tmp_path: Path) -> None:
+    build_checkpoint(tmp_path, "llama-gqa-tied")
+    with pytest.raises(BootError, match="--pipeline-parallel 2: only a server has several ranks"):
+        load_runner(make_config(tmp_path, pipeline_parallel=2), no_report)
