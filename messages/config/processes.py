@@ -76,7 +76,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     stages: Annotated[
         str,
         Meta(
-            description="number of layers of each stage, such as 12,20; auto: as equal as possible",
+            description="number of layers of each stage, such as 12,20; auto: so that all stages have equal work, as "
+            "far as possible",
             extra={"metavar": "auto|COUNTS"},
         ),
     ] = "auto"

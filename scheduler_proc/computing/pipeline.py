@@ -40,6 +40,9 @@ class StagePlace(NamedTuple):
         return (stage + 1) % self.num_stages * self.num_ranks + self.rank
 
 
+ONLY_STAGE = StagePlace()
+
+
 def find_place(number: int, num_ranks: int, num_stages: int) -> StagePlace:
     """Returns the place of the engine's rank with this number; `num_ranks` are in each stage."""
     return StagePlace((number // num_ranks - 1) % num_stages, num_stages, number % num_ranks, num_ranks)
@@ -48,11 +51,11 @@ def find_place(number: int, num_ranks: int, num_stages: int) -> StagePlace:
 class Pipeline:
     """A rank's end of the hops. Neighbours compute the same steps in the same order.
 
-    `everyone`: all ranks of the engine.
+    `everyone`: all ranks of the engine; `within`: those of this stage.
     """
 
-    def __init__(self, place: StagePlace, everyone: ParallelGroup = ALONE):
-        self.place, self.everyone = place, everyone
+    def __init__(self, place: StagePlace = ONLY_STAGE, everyone: ParallelGroup = ALONE, within: ParallelGroup = ALONE):
+        self.place, self.everyone, self.within = place, everyone, within
         self.computing_s = self.waiting_s = 0.0
         """The seconds that this stage has computed, and waited for messages of the previous one."""
         self._sent: deque[tuple[Any, Tensor]] = deque()
@@ -80,4 +83,5 @@ class Pipeline:
         return {"stage": self.place.stage + 1, "computing_s": self.computing_s, "waiting_s": self.waiting_s}
 
 
-WHOLE = Pipeline(StagePlace())
+WHOLE = Pipeline()
+"""A rank that computes alone."""

@@ -28,6 +28,7 @@ from scheduler_proc.computing.model.description import MTP, ModelDescription
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.mtp_decoder import MtpDecoder, describe_mtp
 from scheduler_proc.computing.model.sharding import Shard, split_layers
+from scheduler_proc.computing.model.stages import layer_costs
 from scheduler_proc.computing.pipeline import WHOLE
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.step.inputs import Role
@@ -51,9 +52,10 @@ class FamilyLoader:
         self._pipeline = target.pipeline if role == "main" else WHOLE
         whole, place, layers = self._describe(hf_config), self._pipeline.place, None
         if place.num_stages > 1:
-            layers = split_layers(whole, place.num_stages, config.run.stages)[place.stage]
+            split = split_layers(whole, layer_costs(whole), place.num_stages, config.run.stages)
+            layers = split[place.stage]
             log.info("stage %d of %d: layers %d to %d", place.stage + 1, place.num_stages, layers[0], layers[-1])
-        self._shard = Shard(whole, target.parallel.rank, target.parallel.size, layers)
+        self._shard = Shard(whole, place.rank, place.num_ranks, layers)
         self.descriptions: dict[Role, ModelDescription] = {role: self._shard.own}
         """The models that it loads."""
         if self._shard.own.mtp is not None and self._shard.own.has_end:
@@ -135,9 +137,8 @@ class FamilyLoader:
     def _make_models(self, weights: Weights) -> Models:
         config, target, model = self._config, self._target, self._shard.own
         limits, max_len = self._limits, config.facts.max_model_len
-        parts = self._open_adapters(weights), self._dense() if model.has_end else ()
-        dtype = target.placement.dtype
-        main = DescribedDecoder(model, weights, max_len, target.parallel, *parts, self._pipeline, dtype)
+        parts = self._pipeline, self._open_adapters(weights), self._dense() if model.has_end else ()
+        main = DescribedDecoder(model, weights, max_len, *parts, target.placement.dtype)
         models: dict[Role, ModelParts] = {self._role: ModelParts(config, main, limits[self._role], target.placement)}
         if model.mtp is not None and model.has_end:
             head = MtpDecoder(main, weights, max_len)

@@ -11,7 +11,7 @@ from messages.errors import BootError
 from scheduler_proc.computing.backends.backend import Backend, Place
 from scheduler_proc.computing.hf_config import read_hf_config
 from scheduler_proc.computing.kv_cache.page_sizes import pages_per_context
-from scheduler_proc.computing.parallel import ALONE, Meeting, ParallelGroup
+from scheduler_proc.computing.parallel import Meeting
 from scheduler_proc.computing.pipeline import WHOLE, Pipeline, find_place
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report
@@ -25,8 +25,6 @@ class Target(NamedTuple):
     place: Place
     placement: Placement
     limits: StepLimits
-    parallel: ParallelGroup = ALONE
-    """The ranks of this one's stage."""
     pipeline: Pipeline = WHOLE
 
 
@@ -52,7 +50,7 @@ def open_target(config: Config, backend: Backend, place: Place, report: Report) 
         raise BootError(f"{flag} {max(own.num_stages, own.num_ranks)}: only a server has several ranks; leave it at 1")
     report("waiting for the other ranks", None)
     meeting = Meeting(place.ranks_file, place.rank, run.num_ranks, run.boot_timeout_s)
-    everyone = parallel = backend.join_ranks(meeting, "engine", place.rank, run.num_ranks)
+    everyone = within = backend.join_ranks(meeting, "engine", place.rank, run.num_ranks)
     if own.num_stages > 1:
-        parallel = backend.join_ranks(meeting, f"stage{own.stage}", own.rank, own.num_ranks)
-    return target._replace(parallel=parallel, pipeline=Pipeline(own, everyone))
+        within = backend.join_ranks(meeting, f"stage{own.stage}", own.rank, own.num_ranks)
+    return target._replace(pipeline=Pipeline(own, everyone, within))

@@ -30,7 +30,7 @@ from scheduler_proc.computing.model.stages import (
     begin_stream,
 )
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
-from scheduler_proc.computing.parallel import ALONE, ParallelGroup
+from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.pipeline import WHOLE, Pipeline
 from scheduler_proc.computing.step.inputs import StepInputs
 from scheduler_proc.computing.step.rows import StepRows
@@ -103,13 +103,13 @@ class DescribedDecoder:
         model: ModelDescription,
         weights: Weights,
         max_model_len: int,
-        parallel: ParallelGroup = ALONE,
+        pipeline: Pipeline = WHOLE,
         adapters: Adapters | None = None,
         dense: Sequence[DenseLayer] = (),
-        pipeline: Pipeline = WHOLE,
         dtype: torch.dtype | None = None,
     ):
-        self.model, self.parallel, self.adapters, self.pipeline = model, parallel, adapters, pipeline
+        self.model, self.pipeline, self.adapters = model, pipeline, adapters
+        self.parallel = parallel = pipeline.within
         self.num_weight_bytes = sum(weight.stored.nbytes for weight in weights.values())
         device = next(iter(weights.values())).stored.device
         norm = Norm(FINAL_NORM, model.final_norm, weights) if model.has_end else None

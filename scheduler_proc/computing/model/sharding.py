@@ -1,7 +1,9 @@
 """The part of a model that each rank has (`--tensor-parallel`), or that a stage has. Plain values, no torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import accumulate
 
 from messages.errors import BootError
 from scheduler_proc.computing.model.description import ModelDescription
@@ -29,8 +31,8 @@ class Shard:
         return replace(self.whole, layers=layers, num_ranks=self.num_ranks, held_layers=self.layers)
 
 
-def split_layers(model: ModelDescription, num_stages: int, counts: str = "auto") -> list[range]:
-    """Returns the layers of each stage: as many as `counts` has (`12,20`), or numbers that are as equal as possible.
+def split_layers(model: ModelDescription, costs: Sequence[int], num_stages: int, counts: str = "auto") -> list[range]:
+    """Returns the layers of each stage: as many as `counts` has (`12,20`), or those whose largest cost is the least.
 
     Layers with a common cache are in the same stage, and so are those after the last one that stores anything. Raises
     `BootError` if that is impossible.
@@ -42,17 +44,20 @@ def split_layers(model: ModelDescription, num_stages: int, counts: str = "auto")
         raise BootError(
             f"--pipeline-parallel {num_stages}: the model's {num_layers} layers are {len(cuts) + 1} stages at most"
         )
+    before = [0, *accumulate(costs)]
 
     @cache
-    def split(end: int, num_parts: int) -> tuple[float, tuple[range, ...]]:
-        """Returns the sum of squares of the best split of the first layers, and the split."""
+    def split(end: int, num_parts: int) -> tuple[tuple[int, int], tuple[range, ...]]:
+        """Returns the largest cost, the sum of the costs' squares, and the stages of the best split up to a layer."""
         if num_parts == 1:
-            return end * end, (range(end),)
-        best: tuple[float, tuple[range, ...]] = (float("inf"), ())
-        for cut in (cut for cut in cuts if cut < end):
-            squares, stages = split(cut, num_parts - 1)
-            best = min(best, (squares + (end - cut) ** 2, (*stages, range(cut, end))), key=lambda one: one[0])
-        return best
+            return (before[end], before[end] ** 2), (range(end),)
+        found: list[tuple[tuple[int, int], tuple[range, ...]]] = []
+        for cut in cuts[num_parts - 2 :]:
+            if cut < end:
+                (largest, squares), stages = split(cut, num_parts - 1)
+                own = before[end] - before[cut]
+                found.append(((max(largest, own), squares + own**2), (*stages, range(cut, end))))
+        return min(found, key=lambda one: one[0])
 
     return list(split(num_layers, num_stages)[1])
 
