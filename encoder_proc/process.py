@@ -1,6 +1,6 @@
 """The encoder's main loop: images of waiting requests in, rows in the memory of schedulers out.
 
-It computes at the lowest priority of the system, so that it takes the cores that the steps of text leave.
+It computes at a low priority, so that it takes the cores that the steps of text leave, and little more.
 """
 
 from collections.abc import Callable
@@ -19,6 +19,8 @@ from runtime.background import lower_priority
 from runtime.process import ProcessLink, run_process
 from scheduler_proc.computing.torch_import import import_torch
 
+PRIORITY = 10
+"""For a tenth of a core that steps of text keep busy. With the lowest, 19, an image waits until they are done."""
 MAX_IMAGE_S = 900.0
 """An image that takes longer is taken for an endless computation, and the process is replaced."""
 
@@ -28,7 +30,7 @@ LoadEncoder = Callable[[ProcessLink], Encode]
 
 def serve(link: ProcessLink, load: LoadEncoder) -> None:
     """Encodes until the process is stopped. Raises `BootError` if the model's tower cannot be loaded."""
-    with ThreadPoolExecutor(1, "encode", initializer=lower_priority) as executor:
+    with ThreadPoolExecutor(1, "encode", initializer=lower_priority, initargs=(PRIORITY,)) as executor:
         encode = executor.submit(load, link).result()
         if not link.stand_by():
             return

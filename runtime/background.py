@@ -22,10 +22,10 @@ STACK_BYTES = 256 << 20
 LOWEST_PRIORITY = 19
 
 
-def lower_priority() -> None:
-    """Gives the calling thread the lowest priority for good, on systems where threads have priorities."""
+def lower_priority(priority: int = LOWEST_PRIORITY) -> None:
+    """Gives the calling thread this lower priority for good, on systems where threads have priorities."""
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), priority)
 
 
 def call_at_low_priority(call: Callable[[], R]) -> R:

@@ -1,13 +1,16 @@
+import itertools
 import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from messages.channels import Receiver
 from messages.columns import pack_int32, unpack_int32
 from messages.config.server import Config, ModelConfig, ModelFacts
 from messages.control.processes import BootFailed
@@ -61,6 +64,12 @@ def launcher(tmp_path: Path) -> Iterator[FakeLauncher]:
         yield launcher
 
 
+def replies(launcher: FakeLauncher, frontend: Receiver[ToFrontend], number: int) -> list[Any]:
+    """Returns the next messages for the frontend except reports of prompts, which are sent from time to time."""
+    taken = iter(lambda: launcher.take_one(frontend), None)
+    return list(itertools.islice((message for message in taken if not isinstance(message, Tokenized)), number))
+
+
 def text_message(uid: int, text: str) -> TokenizeMsg:
     return TokenizeMsg(uid, 0, text, b"", SamplingParams(max_tokens=100), Stamps(received_ns=1))
 
@@ -85,7 +94,7 @@ def test_prompts_continue_in_order_and_refusals_go_back(launcher: FakeLauncher) 
     assert drop == DropBefore(4)
     assert isinstance(third, UserMsg)
     assert third.uid == 4
-    empty, unknown = (launcher.take_one(frontend) for _ in range(2))
+    empty, unknown = replies(launcher, frontend, 2)
     assert isinstance(empty, UserReply)
     assert isinstance(unknown, UserReply)
     assert empty.error is not None
@@ -105,7 +114,7 @@ def test_after_a_gap_the_frontend_learns_of_it_also_before_its_first_reply(launc
     to_tokenizer.send(text_message(1, "one"))
     to_tokenizer.num_sent += 2
     to_tokenizer.send(text_message(4, "two"))
-    assert launcher.take_one(frontend) == FramesLost("tokenizer", to_tokenizer.sender_id, 2, 3)
+    assert replies(launcher, frontend, 1) == [FramesLost("tokenizer", to_tokenizer.sender_id, 2, 3)]
     assert [launcher.take_one(scheduler).uid for _ in range(2)] == [1, 4]
 
 
@@ -133,9 +142,7 @@ def test_chats_calls_and_flushes(launcher: FakeLauncher, tmp_path: Path) -> None
     assert list(unpack_int32(rendered.input_ids)) == [1, 2]
     assert flush == FlushCache(2, is_forced=True)
     assert banned.sampling_params.bad_word_ids == (pack_int32([2]),)
-    taken = iter(lambda: launcher.take_one(frontend), None)
-    replies = (message for message in taken if not isinstance(message, Tokenized))  # sent if tokenizing takes long
-    encoded, decoded, outside, empty = (next(replies) for _ in range(4))
+    encoded, decoded, outside, empty = replies(launcher, frontend, 4)
     assert encoded == EncodeReply(4, pack_int32([2, 1]), ("two", "one"))
     assert decoded == DecodeReply(5, "two one")
     assert isinstance(outside, DecodeReply)
@@ -159,7 +166,7 @@ def test_while_a_long_text_is_tokenized_others_are_served_and_it_can_be_aborted(
         to_tokenizer.send(text_message(uid, "two"))
     to_tokenizer.send(AbortMsg(4, 0))  # at most two are being tokenized
     assert [launcher.take_one(scheduler).uid for _ in range(10)] == list(range(5, 15))
-    aborted = launcher.take_one(frontend)
+    [aborted] = replies(launcher, frontend, 1)
     assert isinstance(aborted, UserReply)
     assert (aborted.uid, aborted.finish_reason) == (4, "abort")
     assert sorted(launcher.take_one(scheduler).uid for _ in range(3)) == [1, 2, 3]
@@ -177,7 +184,7 @@ def test_choices_continue_one_by_one_and_are_refused_together(launcher: FakeLaun
     choices = [launcher.take_one(scheduler) for _ in range(3)]
     assert [(one.uid, one.sampling_params.seed) for one in choices] == [(1, 0), (2, 7), (3, 8)]
     assert {one.input_ids for one in choices} == {pack_int32([1, 2])}
-    assert [launcher.take_one(frontend).uid for _ in range(3)] == [11, 12, 13]
+    assert [reply.uid for reply in replies(launcher, frontend, 3)] == [11, 12, 13]
 
 
 def test_only_the_operators_own_template_must_be_good(tmp_path: Path) -> None:

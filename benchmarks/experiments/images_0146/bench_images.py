@@ -38,7 +38,7 @@ class Client:
         self._url, self._model = url, model
 
     def stream(self, messages: list[Message], num_tokens: int) -> Iterator[tuple[float, str]]:
-        """Yields the text of an answer in pieces, each with the seconds since the request."""
+        """Yields the text of an answer in pieces, and "" at its end, each with the seconds since the request."""
         fields = {"max_tokens": num_tokens, "temperature": 0, "stream": True, "ignore_eos": True}
         body = json.dumps({"model": self._model, "messages": messages, **fields}).encode()
         request = urllib.request.Request(f"{self._url}/v1/chat/completions", body, {"Content-Type": "application/json"})
@@ -46,8 +46,8 @@ class Client:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             for line in answer:
                 choices = json.loads(line[6:]).get("choices") if line.startswith(b"data: {") else None
-                if choices and choices[0]["delta"].get("content"):
-                    yield time.monotonic() - begin_s, choices[0]["delta"]["content"]
+                if choices and (choices[0]["delta"].get("content") or choices[0]["finish_reason"]):
+                    yield time.monotonic() - begin_s, choices[0]["delta"].get("content") or ""
 
     def ask(self, messages: list[Message]) -> tuple[float, str]:
         """Returns the time to the first token, and the answer."""
@@ -98,7 +98,8 @@ def measure_text(client: Client, seed: int, *, has_images: bool) -> dict[str, fl
     ended, num_images = threading.Event(), itertools.count()
 
     def read(number: int) -> None:
-        times = [at for at, _ in client.stream([{"role": "user", "content": f"Story {number}, please."}], STREAM_TOKENS)]
+        messages = [{"role": "user", "content": f"Story {number}, please."}]
+        times = [at for at, _ in client.stream(messages, STREAM_TOKENS)]
         gaps.extend(1e3 * (later - earlier) for earlier, later in itertools.pairwise(times[2:]))
 
     def send_pictures() -> None:

@@ -5,7 +5,7 @@ import logging
 import torch
 
 from messages.errors import BootError
-from runtime.machine import CPU_INFO, TILES_FLAG, computes_bfloat16
+from runtime.machine import CPU_INFO, computes_bfloat16, multiplies_bfloat16_faster
 from runtime.numa import Share, allowed_cpus, divide, pin, read_nodes
 
 log = logging.getLogger("sluice.cores")
@@ -17,8 +17,8 @@ def auto_dtype() -> torch.dtype:
 
 
 def fastest_product_dtype() -> torch.dtype:
-    """Returns the dtype of the fastest products of large matrices: without tiles, bfloat16 is only read faster."""
-    return torch.bfloat16 if computes_bfloat16(CPU_INFO, by=frozenset({TILES_FLAG})) else torch.float32
+    """Returns the dtype of the fastest products of large matrices on this processor."""
+    return torch.bfloat16 if multiplies_bfloat16_faster(CPU_INFO) else torch.float32
 
 
 def find_share(num_engines: int, engine: int, num_ranks: int = 1, rank: int = 0) -> Share:

@@ -1,7 +1,11 @@
 """Loading of towers: names, number formats, random weights, memory, and what is refused."""
 
+import ctypes
+import gc
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,7 @@ import torch
 from msgspec.structs import replace
 
 from messages.errors import BootError
+from runtime.gguf.conversion import IN_BLOCKS
 from scheduler_proc.computing.vision.load_tower import load_tower
 from tests.mmproj_files import write_mmproj
 from tests.scheduler_proc.computing.vision import towers
@@ -66,27 +71,43 @@ def test_random_weights(tmp_path: Path):
 
 
 def test_rows_have_the_models_dtype_and_the_tower_the_fastest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """With `--dtype auto`, bfloat16 is multiplied faster than float32 only on tiles."""
+    """With `--dtype auto`, that depends on the processor."""
     model_dir = make_vision_model("idefics3", tmp_path / "model")
     layout, views = towers.layout_of(4), towers.random_views(VIEW)
     expected = towers.load("idefics3", model_dir).encode(views, layout)
-    for flags, is_exact in (("avx512_bf16", True), ("avx512_bf16 amx_bf16", False)):
-        monkeypatch.setattr("scheduler_proc.computing.backends.cpu.cores.CPU_INFO", _cpu_info(tmp_path, flags))
+    for vendor, flags, is_exact in (
+        ("GenuineIntel", "avx512_bf16", True),
+        ("GenuineIntel", "avx512_bf16 amx_bf16", False),
+        ("AuthenticAMD", "avx512_bf16", False),
+    ):
+        cpu_info = tmp_path / "cpuinfo"
+        cpu_info.write_text(f"vendor_id\t: {vendor}\nflags\t\t: fpu {flags}\n\nvendor_id\t: another\n")
+        monkeypatch.setattr("scheduler_proc.computing.backends.cpu.cores.CPU_INFO", cpu_info)
         found = towers.load("idefics3", model_dir, dtype="auto").encode(views, layout)
         assert found.dtype == torch.bfloat16
         assert torch.equal(found, expected.bfloat16()) is is_exact
 
 
-def _cpu_info(directory: Path, flags: str) -> Path:
-    path = directory / "cpuinfo"
-    path.write_text(f"flags\t\t: fpu {flags}\n")
-    return path
+def test_rows_are_float32_next_to_a_model_in_blocks(tmp_path: Path):
+    """In a new process: whether the model computes in float32 depends on kernels that are loaded with the tower."""
+    model_dir = make_vision_model("idefics3", tmp_path / "model")
+    fields = json.loads((model_dir / "config.json").read_bytes()) | {IN_BLOCKS: True}
+    (model_dir / "config.json").write_text(json.dumps(fields))
+    script = (
+        "import sys; from pathlib import Path; from tests.scheduler_proc.computing.vision import towers;"
+        "tower = towers.load('idefics3', Path(sys.argv[1]), dtype='auto');"
+        "print(tower.encode(towers.random_views((32, 32)), towers.layout_of(4)).dtype)"
+    )
+    found = subprocess.run([sys.executable, "-c", script, str(model_dir)], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "torch.float32"
 
 
 def test_memory_of_a_large_image_is_counted(tmp_path: Path):
     model_dir = make_vision_model("lfm2_vl", tmp_path, vision_hidden=256, vision_layers=1)
     tower, views = towers.load("lfm2_vl", model_dir), towers.random_views((640, 640))
     counted = tower.num_bytes(80 * 80)
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # otherwise it uses memory again that earlier tests have freed
     Path("/proc/self/clear_refs").write_text("5")  # the peak is that from here on
     before = _peak_bytes()
     tower.encode(views, towers.layout_of(40 * 40))
