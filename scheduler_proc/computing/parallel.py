@@ -118,7 +118,8 @@ class Meeting:
         if size == 1:
             return ALONE
         try:
-            group = connect(distributed.PrefixStore(name, self._store), rank, size, self._timeout)
+            store = distributed.PrefixStore(name, self._store)  # pyright: ignore[reportPrivateImportUsage]
+            group = connect(store, rank, size, self._timeout)
         except RuntimeError as error:
             raise SystemExit(f"rank {self._rank} cannot reach the others: {str(error).splitlines()[0]}") from error
         return ParallelGroup(rank, size, group, sums_in_rank_order=sums_in_rank_order)

@@ -64,7 +64,7 @@ def model_parameters(model: ModelDescription, layers: range | None = None) -> li
         stages.append(_head_parameters(model))
     found = {parameter.name: parameter for stage in stages for parameter in stage}
     if TOKENS in found and len(layers) < len(model.layers) and (model.mtp is None or not has_end):
-        # Of a tied head and its embedding a stage has one, in a format for it.
+        # A stage has the tied head or its embedding, in a format for it.
         found[TOKENS] = replace(found[TOKENS], role="linear" if has_end else "embedding")
     return list(found.values())
 
@@ -73,7 +73,7 @@ def layer_costs(model: ModelDescription) -> list[int]:
     """Returns by how many weights each layer multiplies a token; the head's are those of the last layer, too."""
     size, costs = model.hidden_size, list[int]()
     for index, layer in enumerate(model.layers):
-        # Of each expert that a token goes to there is a copy of its input.
+        # There is a copy of a token's input for each expert that it goes to.
         num_chosen = 0 if layer.mlp is None else layer.mlp.room_sizes(size).get("copies", 0) // size
         parameters = layer_parameters(f"layers.{index}", layer, size)
         counts = [

@@ -10,6 +10,7 @@ from scheduler_proc.computing.backends.cpu import cores
 from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.model.blocks.embedding import TOKENS
+from scheduler_proc.computing.model.decoder import DescribedDecoder
 from scheduler_proc.computing.model.stages import model_parameters
 from scheduler_proc.computing.pipeline import StagePlace, find_place
 from scheduler_proc.computing.runner import Runner
@@ -51,6 +52,12 @@ def passes_of(runner: Runner) -> CpuForwardPasses:
     return runner.forward_passes
 
 
+def described(runner: Runner) -> DescribedDecoder:
+    decoder = decoder_of(runner)
+    assert isinstance(decoder, DescribedDecoder)
+    return decoder
+
+
 @pytest.mark.parametrize(("variant", "overrides", "num_stages", "num_ranks", "flags"), STAGED)
 def test_several_stages_give_the_tokens_of_one_process(
     tmp_path: Path, variant: str, overrides: dict[str, Any], num_stages: int, num_ranks: int, flags: dict[str, Any]
@@ -74,7 +81,7 @@ def test_stages_have_their_own_weights_and_pages(tmp_path: Path) -> None:
     alone = load_runner(make_config(tmp_path), no_report)
     whole = decoder_of(alone)
     with ranks_of(tmp_path, 1, tmp_path / "ranks", 2, stages="4,1") as (last, first):
-        decoders = decoder_of(first), decoder_of(last)
+        decoders = described(first), described(last)
         assert [decoder.model.held for decoder in decoders] == [range(4), range(4, 5)]
         assert [decoder.embedding is None for decoder in decoders] == [False, True]
         assert [decoder.head is None for decoder in decoders] == [True, False]

@@ -1,4 +1,4 @@
-"""What `ps` tells of the stages of an engine."""
+"""The lines of `ps` about the stages of an engine."""
 
 from messages.control.admin import ProcessInfo
 from supervisor.cli.show import stage_lines
