@@ -1,10 +1,12 @@
 """Tokens of an engine of several stages against those of one process in float32; what each stage holds."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from messages.config.server import Config
 from messages.errors import BootError
 from scheduler_proc.computing.backends.cpu import cores
 from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
@@ -14,7 +16,11 @@ from scheduler_proc.computing.model.decoder import DescribedDecoder
 from scheduler_proc.computing.model.stages import model_parameters
 from scheduler_proc.computing.pipeline import StagePlace, find_place
 from scheduler_proc.computing.runner import Runner
+from scheduler_proc.deciding_half import make_scheduler
+from scheduler_proc.step_times import StepTimes
+from scheduler_proc.stepper import Stepper
 from tests.checkpoints import build_checkpoint, make_config
+from tests.scheduler_proc.clients import Inbox, user_msg
 from tests.scheduler_proc.computing.drive import generate
 from tests.scheduler_proc.computing.ranks import no_report, ranks_of
 from tests.scheduler_proc.computing.test_ranks import PARAMS, PROMPTS, SCHEDULE, decoder_of
@@ -124,3 +130,36 @@ def test_a_process_by_itself_has_no_other_stages(tmp_path: Path) -> None:
     build_checkpoint(tmp_path, "llama-gqa-tied")
     with pytest.raises(BootError, match="--pipeline-parallel 2: only a server has several ranks"):
         load_runner(make_config(tmp_path, pipeline_parallel=2), no_report)
+
+
+def serve(config: Config, runner: Runner, prompts: Sequence[Sequence[int]]) -> tuple[list[list[int]], dict[str, float]]:
+    """Returns the tokens of the prompts in two turns, and the scheduler's gauges."""
+    scheduler, inbox = make_scheduler(config, runner), Inbox()
+    stepper = Stepper(scheduler, runner, StepTimes())
+    for turn in range(2):
+        for index, prompt in enumerate(prompts):
+            scheduler.receive(user_msg(10 * turn + index, prompt, 24, temperature=0.9 * (index % 2), seed=index))
+        while (batch := stepper.plan()) is not None or stepper.has_step:
+            stepper.step(batch, 0.0)
+            inbox.take(scheduler.pop_replies())
+    return [inbox.tokens[uid, 0] for uid in sorted(uid for uid, _ in inbox.tokens)], scheduler.gauges()
+
+
+def test_requests_are_cached_preempted_and_drafted_as_in_one_process(tmp_path: Path) -> None:
+    """The draft model is the model itself, which the last stage has as a whole."""
+    build_checkpoint(tmp_path / "model", "llama-gqa-tied")
+    path, flags = tmp_path / "model", {"num_pages": 9, "max_num_seqs": 4, "max_num_batched_tokens": 32}
+    prompts = [PROMPTS[2] + PROMPTS[1], PROMPTS[2] + PROMPTS[0], PROMPTS[3]]
+    config = make_config(path, **flags)
+    expected, _ = serve(config, load_runner(config, no_report), prompts)
+    with ranks_of(path, 1, tmp_path / "ranks", 2, **flags) as (leader, _):
+        tokens, gauges = serve(config, leader, prompts)
+        assert tokens == expected
+        assert gauges["preemptions"] > 0
+        assert gauges["prefix_hit_tokens"] > 0
+    drafting = flags | {"draft_model": path, "num_speculative_tokens": 2}
+    with ranks_of(path, 1, tmp_path / "ranks2", 2, **drafting) as (leader, first):
+        tokens, gauges = serve(make_config(path, **drafting), leader, prompts)
+        assert first.draft_runner is None
+        assert tokens == expected
+        assert gauges["accepted_tokens"] > 0
