@@ -1,26 +1,18 @@
 """Loads the models of an engine, and returns its runner, ready for the first step."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from messages.config.server import Config
-from messages.engines import SCHEDULER, rank_name
-from messages.errors import BootError
 from runtime.model_files import refused_errors
-from scheduler_proc.computing.backends.backend import Backend, ModelParts, Place
+from scheduler_proc.computing.backends.backend import ModelParts, Place
 from scheduler_proc.computing.backends.registry import find_backend
-from scheduler_proc.computing.kv_cache.kv_tensors import GIB
-from scheduler_proc.computing.kv_cache.page_sizes import PageSizes
-from scheduler_proc.computing.loading.cache_plan import CachePlan
 from scheduler_proc.computing.loading.family_loader import FamilyLoader
 from scheduler_proc.computing.loading.loaded_models import LoadedModels
+from scheduler_proc.computing.loading.memory_needs import MemoryNeeds, check_memory, count_needs
 from scheduler_proc.computing.loading.roles import find_configs, warn_if_large
-from scheduler_proc.computing.loading.target import Target, find_target, open_target
+from scheduler_proc.computing.loading.target import find_target, open_target
 from scheduler_proc.computing.loading.transformers_loader import TransformersLoader
-from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.registry import needs_transformers
-from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.computing.step.inputs import Role
@@ -83,35 +75,6 @@ def _load(config: Config, report: Report, place: Place, *, is_shared_only: bool)
     return LoadedModels(models, target)
 
 
-def check_memory(config: Config, loaders: Sequence[FamilyLoader], target: Target) -> None:
-    """Raises `BootError` if the stages do not fit into the memory of this machine with one request of full length."""
-    needs = _count_needs(config, loaders, target, is_loaded=any(loader.has_shared_weights for loader in loaders))
-    parts = needs.weight_bytes, needs.step_bytes or 0, needs.sizes.num_bytes(needs.sizes.pages_per_context)
-    free_bytes = target.backend.free_bytes(config, target.placement)
-    gathered = target.pipeline.everyone.gather([free_bytes, *parts], target.placement.device)
-    free_bytes, num_bytes = min(of_rank[0] for of_rank in gathered), sum(sum(own) for _, *own in gathered)
-    if num_bytes <= free_bytes:
-        return
-    texts = [
-        f"{rank_name(rank) if rank else SCHEDULER} {', '.join(f'{size / GIB:.2f}' for size in own)}"
-        for rank, (_, *own) in enumerate(gathered)
-    ]
-    raise BootError(
-        f"the stages need {num_bytes / GIB:.2f} GiB, and {free_bytes / GIB:.2f} GiB are free. In GiB, weights, steps "
-        f"and the KV cache of one request: {'; '.join(texts)}. Lower --max-model-len, or take --quantization int8"
-    )
-
-
-class MemoryNeeds(NamedTuple):
-    """What the models of an engine take. `step_bytes`: of the largest step; `None` if only running it shows that."""
-
-    weight_bytes: int
-    sizes: PageSizes
-    step_bytes: int | None
-    backend: Backend
-    placement: Placement
-
-
 def measure_models(config: Config) -> MemoryNeeds:
     """Finds the bytes of weights, pages and steps by the headers of the models' files; no weight is read.
 
@@ -120,19 +83,4 @@ def measure_models(config: Config) -> MemoryNeeds:
     with refused_errors(config.facts.model_dir):
         target = find_target(config, find_backend(config.model), Place(1), lambda *_: None)
         loaders = [FamilyLoader(role, own, target) for role, own in find_configs(config).items()]
-        return _count_needs(config, loaders, target)
-
-
-def _count_needs(
-    config: Config, loaders: Sequence[FamilyLoader], target: Target, *, is_loaded: bool = False
-) -> MemoryNeeds:
-    """Counts what models take, without weights if these are loaded already."""
-    descriptions = dict[Role, ModelDescription]()
-    for loader in loaders:
-        descriptions |= loader.descriptions
-    backend, placement, limits = target.backend, target.placement, target.limits
-    sizes = CachePlan(config, descriptions, placement, limits).sizes
-    of_steps = [backend.step_bytes(model, placement, limits) for model in descriptions.values()]
-    step_bytes = None if None in of_steps else sum(filter(None, of_steps))
-    weight_bytes = 0 if is_loaded else sum(loader.count_bytes() for loader in loaders)
-    return MemoryNeeds(weight_bytes, sizes, step_bytes, backend, placement)
+        return count_needs(config, loaders, target)

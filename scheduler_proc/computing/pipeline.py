@@ -8,11 +8,14 @@ Shape legend: T tokens.
 
 import time
 from collections import deque
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from messages.ring.steps import ForwardOutput
 from scheduler_proc.computing.parallel import ALONE, ParallelGroup
 
 MAX_UNRECEIVED = 8
@@ -40,6 +43,25 @@ class StagePlace(NamedTuple):
         return (stage + 1) % self.num_stages * self.num_ranks + self.rank
 
 
+class Launched(Protocol):
+    """A launched step."""
+
+    def result(self) -> ForwardOutput: ...
+
+
+class PublishedStep:
+    """A step that other stages compute already; this one computes when the result is requested."""
+
+    has_ended = False
+
+    def __init__(self, launch: Callable[[], Launched]):
+        self._launch = launch
+
+    def result(self) -> ForwardOutput:
+        """Waits for the stages before this one, computes the step and returns its result."""
+        return self._launch().result()
+
+
 ONLY_STAGE = StagePlace()
 
 
@@ -59,6 +81,20 @@ class Pipeline:
         self.computing_s = self.waiting_s = 0.0
         """The seconds that this stage has computed, and waited for messages of the previous one."""
         self._sent: deque[tuple[Any, Tensor]] = deque()
+
+    @contextmanager
+    def hops(self, parts: list[Tensor]) -> Iterator[None]:
+        """Computes a step in the block, which finds what the previous stage sent in `parts` and leaves the next one's.
+
+        The first stage receives nothing, and the last one sends nothing.
+        """
+        if not self.place.is_first:
+            self.receive(*parts)
+        began_s = time.monotonic()
+        yield
+        self.computing_s += time.monotonic() - began_s
+        if not self.place.is_last:
+            self.send(*parts)
 
     def receive(self, *parts: Tensor) -> None:
         """Overwrites `parts`, each [T, …], with the columns that the previous stage sends for its next step."""

@@ -27,8 +27,8 @@ from scheduler_proc.computing.model.decoder import DescribedDecoder
 from scheduler_proc.computing.model.description import MTP, ModelDescription
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.mtp_decoder import MtpDecoder, describe_mtp
-from scheduler_proc.computing.model.sharding import Shard, split_layers
-from scheduler_proc.computing.model.stages import layer_costs
+from scheduler_proc.computing.model.sharding import Shard
+from scheduler_proc.computing.model.stage_split import split_layers
 from scheduler_proc.computing.pipeline import WHOLE
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.step.inputs import Role
@@ -52,8 +52,7 @@ class FamilyLoader:
         self._pipeline = target.pipeline if role == "main" else WHOLE
         whole, place, layers = self._describe(hf_config), self._pipeline.place, None
         if place.num_stages > 1:
-            split = split_layers(whole, layer_costs(whole), place.num_stages, config.run.stages)
-            layers = split[place.stage]
+            layers = split_layers(whole, place.num_stages, config.run.stages)[place.stage]
             log.info("stage %d of %d: layers %d to %d", place.stage + 1, place.num_stages, layers[0], layers[-1])
         self._shard = Shard(whole, place.rank, place.num_ranks, layers)
         self.descriptions: dict[Role, ModelDescription] = {role: self._shard.own}

@@ -8,7 +8,6 @@ Shape legend: T tokens of the step, E embedding size, A values of all query head
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from math import prod
 from typing import Any
 
 import torch
@@ -67,24 +66,6 @@ def model_parameters(model: ModelDescription, layers: range | None = None) -> li
         # A stage has the tied head or its embedding, in a format for it.
         found[TOKENS] = replace(found[TOKENS], role="linear" if has_end else "embedding")
     return list(found.values())
-
-
-def layer_costs(model: ModelDescription) -> list[int]:
-    """Returns by how many weights each layer multiplies a token; the head's are those of the last layer, too."""
-    size, costs = model.hidden_size, list[int]()
-    for index, layer in enumerate(model.layers):
-        # There is a copy of a token's input for each expert that it goes to.
-        num_chosen = 0 if layer.mlp is None else layer.mlp.room_sizes(size).get("copies", 0) // size
-        parameters = layer_parameters(f"layers.{index}", layer, size)
-        counts = [
-            prod(parameter.shape) * num_chosen // parameter.num_stacked
-            if parameter.role == "experts"
-            else prod(parameter.shape)
-            for parameter in parameters
-        ]
-        costs.append(sum(counts))
-    costs[-1] += model.vocab_size * size
-    return costs
 
 
 def _embedding_parameters(model: ModelDescription) -> list[Parameter]:

@@ -77,7 +77,7 @@ def test_several_stages_give_the_tokens_of_one_process(
         assert generate(runners[0], prompts, 6, SCHEDULE, PARAMS) == expected
         captured = [set(passes_of(runner).captures) for runner in runners]
         assert all(one == captured[0] for one in captured)
-        assert captured[0] or num_ranks > 1
+        assert captured[0] or "quantization" not in flags
         assert len(captured[0]) == len(passes_of(alone).captures) * (num_ranks == 1)
         assert {runner.num_pages for runner in runners} == {alone.num_pages}
 

@@ -8,7 +8,6 @@ Shape legend: R rows, S rows that sample, N tokens that go to the head, E embedd
 """
 
 import logging
-import time
 from collections.abc import Mapping
 from functools import partial
 
@@ -114,16 +113,12 @@ class CpuForwardPasses:
 
     def _pass_on(self, forward: Forward, num_tokens: int) -> Forwarded:
         """Runs the step between the stages before and after this one."""
-        pipeline, room = self._pipeline, self._workspace.activations(num_tokens)
+        room = self._workspace.activations(num_tokens)
         assert room.residual is not None
-        inputs = [] if room.layer_inputs is None else [room.layer_inputs]
-        if not pipeline.place.is_first:
-            pipeline.receive(room.residual, *inputs)
-        began_s = time.monotonic()
-        forwarded = forward()
-        pipeline.computing_s += time.monotonic() - began_s
-        if not self._is_last:
-            pipeline.send(forwarded.hidden, *inputs)
+        parts = [room.residual] if room.layer_inputs is None else [room.residual, room.layer_inputs]
+        with self._pipeline.hops(parts):
+            forwarded = forward()
+            parts[0] = forwarded.hidden
         return forwarded
 
     def _prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
