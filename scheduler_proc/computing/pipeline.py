@@ -79,7 +79,7 @@ class Pipeline:
     def __init__(self, place: StagePlace = ONLY_STAGE, everyone: ParallelGroup = ALONE, within: ParallelGroup = ALONE):
         self.place, self.everyone, self.within = place, everyone, within
         self.computing_s = self.waiting_s = 0.0
-        """The seconds that this stage has computed, and waited for messages of the previous one."""
+        """The seconds that this stage has computed since the start, and waited for messages of the previous one."""
         self._sent: deque[tuple[Any, Tensor]] = deque()
 
     @contextmanager
@@ -113,6 +113,10 @@ class Pipeline:
         self._sent.append((self.everyone.send(message, self.place.number_in(self.place.stage + 1)), message))
         while len(self._sent) > MAX_UNRECEIVED:
             self.everyone.wait(self._sent.popleft()[0])
+
+    def begin_service(self) -> None:
+        """Forgets the time that warming up took."""
+        self.computing_s = self.waiting_s = 0.0
 
     def gauges(self) -> dict[str, float]:
         """Returns the numbers by which stages are compared."""

@@ -15,6 +15,10 @@ SHOWN_GAUGES = (
 COLUMNS = ("PROCESS", "PID", "STATE", "BEAT", "INC", "RESTARTS", "CPU%", "RSS", "QUEUE")
 
 
+MIN_COMPARED_S = 1.0
+"""Before the slowest stage has computed this long, its first steps decide, which are captured."""
+
+
 def process_table(processes: Sequence[ProcessInfo]) -> str:
     """Returns one line a process under a line of headings."""
     return "\n".join(join_columns(COLUMNS, map(_row, processes)))
@@ -60,7 +64,7 @@ def _advise(stages: Sequence[tuple[ProcessInfo, float, float]]) -> str:
     """Returns the flag that moves a layer from the slowest stage to the fastest one, if the slowest is then faster."""
     (slowest, layers, seconds) = max(stages, key=lambda stage: stage[2])
     (fastest, others, least_s) = min(stages, key=lambda stage: stage[2])
-    if layers < 2 or least_s + least_s / others >= seconds:
+    if seconds < MIN_COMPARED_S or layers < 2 or least_s + least_s / others >= seconds:
         return ""
     changes = {slowest.name: -1, fastest.name: 1}
     counts = ",".join(f"{count + changes.get(one.name, 0):g}" for one, count, _ in stages)

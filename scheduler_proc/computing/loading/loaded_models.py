@@ -48,6 +48,7 @@ class LoadedModels:
                 report("warming up", None)
                 degraded.append(factory.warm_up(runners[role], caches[role]))
             factory.populate(caches[role], report, is_file=memory is not None and role == "main")
+        target.pipeline.begin_service()
         store, missing = plan.open_tiers(caches["main"], factories["main"].device, target.place.engine)
         return _join(
             runners,

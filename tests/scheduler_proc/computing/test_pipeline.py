@@ -1,6 +1,6 @@
 """Tokens of an engine of several stages against those of one process in float32; what each stage holds."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,11 @@ import pytest
 from messages.config.server import Config
 from messages.errors import BootError
 from scheduler_proc.computing.backends.cpu import cores
+from scheduler_proc.computing.backends.cpu.backend import CpuBackend
 from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.loading.checkpoint import Checkpoint
+from scheduler_proc.computing.loading.sources.tensor_file import StoredTensor
 from scheduler_proc.computing.model.blocks.embedding import TOKENS
 from scheduler_proc.computing.model.decoder import DescribedDecoder
 from scheduler_proc.computing.model.stages import model_parameters
@@ -163,3 +166,33 @@ def test_requests_are_cached_preempted_and_drafted_as_in_one_process(tmp_path: P
         assert first.draft_runner is None
         assert tokens == expected
         assert gauges["accepted_tokens"] > 0
+
+
+def test_a_stage_reads_only_its_own_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In threads: the requests of both stages are told apart by their layers."""
+    build_checkpoint(tmp_path, "qwen2-mha-untied", num_hidden_layers=4)
+    read, requests = Checkpoint.read, list[set[str]]()
+
+    def record(self: Checkpoint, requested: set[str]) -> Iterator[tuple[str, StoredTensor]]:
+        requests.append(requested)
+        return read(self, requested)
+
+    monkeypatch.setattr(Checkpoint, "read", record)
+    with ranks_of(tmp_path, 1, tmp_path / "ranks", 2, stages="3,1"):
+        pass
+    first, last = sorted(requests, key=len, reverse=True)
+    assert not first & last
+    assert {name.split(".")[2] for name in first if ".layers." in name} == {"0", "1", "2"}
+    assert {name.split(".")[2] for name in last if ".layers." in name} == {"3"}
+    assert "model.embed_tokens.weight" in first
+    assert {"model.norm.weight", "lm_head.weight"} <= last
+
+
+def test_stages_that_do_not_fit_together_are_refused_with_the_numbers_of_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_checkpoint(tmp_path, "llama-gqa-tied")
+    monkeypatch.setattr(CpuBackend, "free_bytes", lambda *_: 1 << 20)
+    message = r"the stages need 0\.\d\d GiB, and 0\.00 GiB are free.*: scheduler [\d., ]+; rank1 [\d., ]+\. Lower"
+    with pytest.raises(BootError, match=message), ranks_of(tmp_path, 1, tmp_path / "ranks", 2):
+        pass

@@ -286,6 +286,7 @@ def test_its_steps_are_captured_and_weights_shared(checkpoint: Path, prompts: Tu
     assert own.cache.hidden is passes.cache.hidden
     assert isinstance(head._decoder, MtpDecoder)
     assert isinstance(model._decoder, DescribedDecoder)
+    assert model._decoder.head is not None
     assert head._decoder.head.block is model._decoder.head.block
     sizes = [sum(tensor.nbytes for tensor in each.cache.tensors) // 512 for each in (passes, own)]
     measured = measure_models(make_config(checkpoint, speculative="mtp", num_speculative_tokens=1))[1]
