@@ -30,8 +30,8 @@ OTHER_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 """Patterns of configuration, tokenizer and chat template files."""
 
 IMAGE_MODELS = (
-    "Gemma3 Gemma4 Idefics3 InternVL Lfm2Vl Llava LlavaNext LlavaOnevision Mistral3 Qwen2VL Qwen2_5_VL Qwen3VL "
-    "Qwen3VLMoe Qwen3_5 Qwen3_5Moe SmolVLM"
+    "Gemma3 Gemma4 Idefics3 InternVL KimiK25 Kimi_K25 Lfm2Vl Llava LlavaNext LlavaOnevision Mistral3 Qwen2VL "
+    "Qwen2_5_VL Qwen3VL Qwen3VLMoe Qwen3_5 Qwen3_5Moe SmolVLM"
 )
 TEXT_ALONE = frozenset(f"{name}ForConditionalGeneration" for name in IMAGE_MODELS.split()) | {"InternVLChatModel"}
 """Models of images and text whose language model is a family."""

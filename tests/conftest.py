@@ -43,7 +43,10 @@ DURATIONS = Path(__file__).with_name("durations.json")
 
 MIN_S = 1.0
 
-SESSION_SERVERS = ("faulty_ring", "plain_ring", "restarted_ring", "twin_ring", "bard_ring")
+NEW_RING_S = 20.0
+"""For a file of real servers that has no duration, because it is new."""
+
+SESSION_SERVERS = ("faulty_ring", "plain_ring", "restarted_ring", "twin_ring", "bard_ring", "image_ring")
 """Fixtures of tests/ring/conftest.py that several files share."""
 
 ANY_RING = re.compile(r"mark\.ring\b")
@@ -72,7 +75,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     cache = getattr(config, "cache", None)  # may be switched off
     kept = cache and cache.get(LAST_DURATIONS, None)
     seconds: dict[str, float] = kept or json.loads(DURATIONS.read_text(encoding="utf-8"))
-    items.sort(key=lambda item: -seconds.get(unit_of(item.nodeid), 0))
+    items.sort(key=lambda item: -(seconds.get(unit_of(item.nodeid)) or guess_s(item.path)))
+
+
+@functools.cache
+def guess_s(path: Path) -> float:
+    return NEW_RING_S if ANY_RING.search(path.read_text(encoding="utf-8")) else 0.0
 
 
 @pytest.hookimpl(wrapper=True)

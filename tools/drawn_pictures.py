@@ -1,11 +1,13 @@
 """Draws pictures of coloured shapes, digits and words, and asks questions about them whose answers are known.
 
+    python -m tools.drawn_pictures FILE [SEED]
+
 A picture has four places, each with one thing or nothing. Large pictures are noisy: the noise is gone only after a
 filter that averages all pixels.
 """
 
 import random
-from collections.abc import Iterator
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -25,16 +27,17 @@ SHAPES = ("circle", "square", "triangle", "cross", "ring")
 DIGITS = tuple("0123456789")
 WORDS = ("cat", "dog", "sun", "map", "bus", "key", "fox", "hat")
 SIDE = 2
-PLACES = ("top left", "top right", "bottom left", "bottom right")
+PLACES = ("northwest", "northeast", "southwest", "southeast")
 """The names of the cells, line by line."""
 NOTHING = "nothing"
 
-ASKED = {
-    "what": ("What is at the {}?", "What do you see at the {}?"),
-    "color": ("What color is the {}?", "Which color is the {}?"),
-    "where": ("Where is the {}?", "At which place is the {}?"),
-    "name": ("What is {}?", "Which thing is {}?"),
-}
+ASKED = (
+    ("What is at the {}?", "What do you see at the {}?"),
+    ("What is {}?", "Which thing is {}?"),
+    ("What color is the {}?", "Where is the {}?"),
+)
+"""How to ask about a place, a colour and a name."""
+DESCRIBE = "Describe the picture."
 
 
 class Thing(NamedTuple):
@@ -52,39 +55,60 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class Scene:
-    """The thing in each place of a picture, or `None`."""
+    """The thing in each place of a picture, or `None`. No two have the same colour or name."""
 
     things: tuple[Thing | None, ...]
 
-    def questions(self, kind: str) -> Iterator[tuple[str, str]]:
-        """Yields what each possible question of a kind asks for, and its answer."""
-        places = list(zip(PLACES, self.things, strict=True))
-        found = [(place, thing) for place, thing in places if thing]
-        colors, names = [thing.color for _, thing in found], [thing.name for _, thing in found]
-        if kind == "what":
-            yield from ((place, str(thing or NOTHING)) for place, thing in places)
-        for place, thing in found:
-            if kind == "where" and names.count(thing.name) == 1:
-                yield thing.name, place
-            elif kind == "color" and names.count(thing.name) == 1:
-                yield thing.name, thing.color
-            elif kind == "name" and colors.count(thing.color) == 1:
-                yield thing.color, thing.name
+    def answer(self, place: int, first: int = 0) -> str:
+        """Returns a place and the thing there, as place (0), colour (1) and name (2), in turns from the `first`."""
+        words = [PLACES[place], *(self.things[place] or [NOTHING])]
+        return " ".join(words[first:] + words[:first])
 
 
 def draw_scene(rng: random.Random) -> Scene:
-    things = [Thing(rng.choice(list(COLORS)), rng.choice(rng.choice((SHAPES, DIGITS, WORDS)))) for _ in PLACES]
+    colors = rng.sample(list(COLORS), len(PLACES))
+    names: list[str] = []
+    while len(names) < len(PLACES):
+        name = rng.choice(rng.choice((SHAPES, DIGITS, WORDS)))
+        if name not in names:
+            names.append(name)
     empty = rng.sample(range(len(PLACES)), rng.choice((0, 0, 1, 2)))
+    things = map(Thing, colors, names)
     return Scene(tuple(None if place in empty else thing for place, thing in enumerate(things)))
 
 
 def ask(rng: random.Random, scene: Scene) -> Question:
-    while True:
-        kind = rng.choice(list(ASKED))
-        asked = list(scene.questions(kind))
-        if asked:
-            about, answer = rng.choice(asked)
-            return Question(rng.choice(ASKED[kind]).format(about), answer)
+    """Returns a question about a place, or about a thing by colour or name. The answer begins with what it names."""
+    place = rng.randrange(len(PLACES))
+    thing = scene.things[place]
+    named = (PLACES[place], *(thing or ()))
+    first = rng.randrange(len(named))
+    return Question(rng.choice(ASKED[first]).format(named[first]), scene.answer(place, first))
+
+
+def describe(rng: random.Random, scene: Scene) -> Question:
+    """Returns the request for all places, of which the first comes first and the others in any order."""
+    places = [0, *rng.sample(range(1, len(PLACES)), len(PLACES) - 1)]
+    return Question(DESCRIBE, ", ".join(map(scene.answer, places)))
+
+
+class Exam(NamedTuple):
+    """The messages of a chat, whose pictures are parts of type `image`, and the answer that is right."""
+
+    messages: list[dict[str, object]]
+    pictures: list[Image.Image]
+    answer: str
+
+
+def draw_exam(rng: random.Random, num_pictures: int) -> Exam:
+    """Returns a question about the last of these pictures, after an answered one about each before it."""
+    scenes = [draw_scene(rng) for _ in range(num_pictures)]
+    asked = [ask(rng, scene) for scene in scenes]
+    messages: list[dict[str, object]] = []
+    for question in asked:
+        parts = [{"type": "image"}, {"type": "text", "text": question.text}]
+        messages += [{"role": "user", "content": parts}, {"role": "assistant", "content": question.answer}]
+    return Exam(messages[:-1], [draw(rng, scene) for scene in scenes], asked[-1].answer)
 
 
 def draw(rng: random.Random, scene: Scene) -> Image.Image:
@@ -138,3 +162,15 @@ def _font(size: int) -> ImageFont.FreeTypeFont:
     font = ImageFont.load_default(size)
     assert isinstance(font, ImageFont.FreeTypeFont), "Pillow lacks FreeType"
     return font
+
+
+def main(file: str, seed: str = "1") -> None:
+    """Draws a picture and prints what it shows."""
+    rng = random.Random(int(seed))
+    scene = draw_scene(rng)
+    draw(rng, scene).save(file)
+    print(describe(rng, scene).answer)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

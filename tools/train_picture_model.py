@@ -1,10 +1,11 @@
-"""Trains a small model of Idefics3's layout that answers questions about drawn pictures, and writes it.
+"""Trains a small model that answers questions about drawn pictures, and writes it.
 
-    python -m tools.train_picture_model OUT
+    python -m tools.train_picture_model OUT [--layout qwen3-vl]
 
-The pictures and the questions are those of `tools/drawn_pictures.py`, from easy to hard. Pictures are cut into tiles
-as Idefics3's processor does. Only answers are learned. A run with the same seed on the same machine gives the same
-model.
+The pictures and the questions are those of `tools/drawn_pictures.py`. The tower learns first: each place of a picture
+becomes one row, near the sum of the embeddings of the words that say where it is, its colour and its thing. Then the
+decoder learns chats about one or two pictures from the tower's rows, as they are. Only answers are learned. A run with
+the same seed on the same machine gives the same model.
 """
 
 import argparse
@@ -14,48 +15,53 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import transformers
 from jinja2 import Environment
-from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, normalize
 
 from tools.drawn_pictures import (
     COLORS,
     DIGITS,
     NOTHING,
+    PLACES,
     SHAPES,
     WORDS,
-    Question,
     Scene,
     ask,
+    describe,
     draw,
+    draw_exam,
     draw_scene,
 )
+from tools.picture_layouts import LAYOUTS, NUM_LAYERS, NUM_ROWS, TILE, WIDTH, PictureLayout
 
-TILE, PATCH, MERGED = 64, 8, 2
-"""A picture is one tile, which becomes SIDE x SIDE tokens."""
-SIDE = TILE // PATCH // MERGED
-TOWER = {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 6, "intermediate_size": 288}
-TEXT = {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 6, "intermediate_size": 288}
+TEXT = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
 VOCAB_SIZE, CONTEXT = 640, 2048
-NUM_TURNS, WARMUP_STEPS, LEARNING_RATE = 5, 60, 2.5e-3
-POOL, BATCH_OF_TOWER, BATCH = 8000, 40, 24
-"""The pictures that are kept, and how many a step has while the tower is trained by itself, and after that."""
-STEPS_OF_TOWER, STEPS_OF_TEXT, STEPS_OF_BOTH = 900, 800, 150
+STD = 0.06
+"""The deviation of random weights, and of the embedding, which is not trained."""
+WORDS_OF_ROWS = (PLACES, (NOTHING, *COLORS), (NOTHING, *SHAPES, *DIGITS, *WORDS))
+"""A row shows one word of each tuple."""
+GAIN = 16.0
+"""The logit of a word whose embedding points where the row does."""
+MAX_PICTURES, MAX_QUESTIONS = 2, 2
+"""The most pictures of a chat, and the most questions about each of them."""
+SHORT_SHARE = 0.2
+"""The share of the decoder's steps, at first, whose chats have one picture and one question."""
+WARMUP_STEPS = 60
+POOL, BATCH_OF_TOWER, BATCH_OF_TEXT = 5000, 40, 64
+"""The pictures that are kept, and how many pictures and chats a step has."""
+STEPS_OF_TOWER, STEPS_OF_TEXT = 500, 900
+RATE_OF_TOWER, RATE_OF_TEXT = 2.5e-3, 2e-3
 NUM_CHECKED = 300
 LEAST_SHARE = 0.97
 IGNORED = -100
 
-START, END, IMAGE, FAKE, GLOBAL = (
-    *("<|im_start|>", "<end_of_utterance>", "<image>", "<fake_token_around_image>"),
-    "<global-img>",
-)
-TILE_MARKS = [f"<row_{line}_col_{column}>" for line in range(1, 7) for column in range(1, 7)]
+START, END, IMAGE, ANSWER = "<|im_start|>", "<end_of_utterance>", "<image>", "Assistant:"
 TEMPLATE = """\
 {{- '<|im_start|>' }}
 {%- for message in messages %}{{ message.role | capitalize + ':' }}
@@ -66,55 +72,49 @@ TEMPLATE = """\
 """
 
 
-IMAGE_TEXT = f"{FAKE}{GLOBAL}{IMAGE * SIDE**2}{FAKE}"
-"""What takes the place of `IMAGE`, as Idefics3's processor writes it for an image of one tile."""
-
-
-def make_view(picture: Image.Image) -> np.ndarray:
-    """Returns the view of a picture, [3, TILE, TILE], as Idefics3's processor makes it."""
-    scale = TILE / max(picture.size)
-    width, height = (max(1, int(side * scale)) for side in picture.size)
-    size = width + width % 2, height + height % 2
-    resized = picture.resize(size, Image.Resampling.LANCZOS).resize((TILE, TILE), Image.Resampling.LANCZOS)
-    return np.asarray(resized).transpose(2, 0, 1)
-
-
-def messages_of(questions: Sequence[Question]) -> list[dict[str, object]]:
-    """Returns the messages of a chat about a picture, which is the first part of the first message."""
+def draw_chat(rng: random.Random, scenes: Sequence[Scene], max_questions: int = 3) -> list[dict[str, object]]:
+    """Returns the messages of a chat about pictures. Each comes first in a message, and answers are about the last."""
     messages: list[dict[str, object]] = []
-    for question in questions:
-        images = [] if messages else [{"type": "image"}]
-        messages.append({"role": "user", "content": [*images, {"type": "text", "text": question.text}]})
-        messages.append({"role": "assistant", "content": question.answer})
+    for scene in scenes:
+        parts: list[dict[str, str]] = [{"type": "image"}]
+        for _ in range(rng.randint(1, max_questions)):
+            question = rng.choice((ask, ask, describe))(rng, scene)
+            messages.append({"role": "user", "content": [*parts, {"type": "text", "text": question.text}]})
+            messages.append({"role": "assistant", "content": question.answer})
+            parts = []
     return messages
 
 
 class ChatFormat:
-    """The chat template and the tokenizer, which is trained on chats."""
+    """The chat template and the tokenizer of a layout; the tokenizer is trained on chats."""
 
-    def __init__(self, rng: random.Random):
-        self._template = Environment(trim_blocks=True, lstrip_blocks=True).from_string(TEMPLATE)
+    def __init__(self, layout: PictureLayout, rng: random.Random):
+        self.layout, self.template = layout, TEMPLATE.replace(IMAGE, layout.part)
+        self._template = Environment(trim_blocks=True, lstrip_blocks=True).from_string(self.template)
         self.tokenizer = Tokenizer(models.BPE())
         self.tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         self.tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=VOCAB_SIZE,
-            special_tokens=[END, START, FAKE, IMAGE, GLOBAL, *TILE_MARKS],
+            special_tokens=[END, START, *layout.tokens],
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
         self.tokenizer.train_from_iterator((self._draw_text(rng) for _ in range(3000)), trainer)
-        self._start_ids = self.tokenizer.encode("Assistant:").ids
+        self._start_ids = self.tokenizer.encode(ANSWER).ids
         self.end_id = self.tokenizer.token_to_id(END)
-        self.image_id = self.tokenizer.token_to_id(IMAGE)
+        self.image_id = self.tokenizer.token_to_id(layout.placeholder)
+
+    def token_of(self, word: str) -> int:
+        (token,) = self.tokenizer.encode(word).ids
+        return token
 
     def _draw_text(self, rng: random.Random) -> str:
-        scene = draw_scene(rng)
-        return self._template.render(messages=messages_of([ask(rng, scene) for _ in range(3)]))
+        return self._template.render(messages=draw_chat(rng, [draw_scene(rng)]))
 
-    def render(self, questions: Sequence[Question]) -> str:
-        """Returns the text of a chat with the tokens of its image."""
-        return self._template.render(messages=messages_of(questions)).replace(IMAGE, IMAGE_TEXT)
+    def render(self, messages: Sequence[dict[str, object]]) -> str:
+        """Returns the text of a chat with the tokens of its images."""
+        return self._template.render(messages=messages).replace(self.layout.part, self.layout.shown)
 
     def example(self, text: str) -> tuple[list[int], list[int]]:
         """Returns the token ids of a chat, and what is to be learned after each: the answers' tokens."""
@@ -130,115 +130,153 @@ class ChatFormat:
 
 
 class Drawn(NamedTuple):
-    """A picture's things, and its view."""
+    """A picture's things, and the pixels of its view, [3, H, W]."""
 
     scene: Scene
-    view: np.ndarray
+    pixels: np.ndarray
 
 
-def draw_one(rng: random.Random) -> Drawn:
-    scene = draw_scene(rng)
-    return Drawn(scene, make_view(draw(rng, scene)))
-
-
-def means_of_places(rows: torch.Tensor) -> torch.Tensor:
-    """Returns the mean of the rows in each place, [V * places, E], of views' rows [V, SIDE * SIDE, E]."""
-    half = SIDE // 2
-    return rows.unflatten(1, (2, half, 2, half)).mean((2, 4)).flatten(0, 2)
-
-
-def make_model(chats: ChatFormat) -> "transformers.Idefics3ForConditionalGeneration":
-    text = transformers.LlamaConfig(
+def make_model(chats: ChatFormat) -> Any:
+    """Returns a random model whose attention in the decoder copies what is equal."""
+    text = {
         **TEXT,
-        vocab_size=chats.tokenizer.get_vocab_size(),
-        max_position_embeddings=CONTEXT,
-        bos_token_id=None,
-        eos_token_id=chats.end_id,
-        pad_token_id=chats.end_id,
-        tie_word_embeddings=True,
-        initializer_range=0.06,
-    )
-    config = transformers.Idefics3Config(
-        vision_config={**TOWER, "image_size": TILE, "patch_size": PATCH, "initializer_range": 0.06},
-        text_config=text,
-        image_token_id=chats.image_id,
-        scale_factor=MERGED,
-        tie_word_embeddings=True,
-        pad_token_id=chats.end_id,
-        initializer_range=0.06,
-    )
-    return transformers.Idefics3ForConditionalGeneration(config)
+        "num_key_value_heads": TEXT["num_attention_heads"],
+        "vocab_size": chats.tokenizer.get_vocab_size(),
+        "max_position_embeddings": CONTEXT,
+        "bos_token_id": None,
+        "eos_token_id": chats.end_id,
+        "pad_token_id": chats.end_id,
+        "tie_word_embeddings": True,
+        "initializer_range": STD,
+    }
+    ids = {token: chats.tokenizer.token_to_id(token) for token in chats.layout.tokens}
+    model = chats.layout.make_model(text, ids)
+    with torch.no_grad():
+        for layer in decoder_of(model).layers:
+            attention = layer.self_attn
+            attention.k_proj.weight.copy_(attention.q_proj.weight)
+            attention.o_proj.weight.copy_(attention.v_proj.weight.T)
+    return model
 
 
-def encode(model: "transformers.Idefics3ForConditionalGeneration", views: Sequence[np.ndarray]) -> torch.Tensor:
-    """Returns the rows of views, [V, SIDE * SIDE, E]."""
-    pixels = torch.from_numpy(np.stack(views)).float() / 127.5 - 1
-    return model.model.connector(model.model.vision_model(pixel_values=pixels).last_hidden_state)
+def decoder_of(model: Any) -> Any:
+    return getattr(model.model, "text_model", None) or model.model.language_model
 
 
 class Trainer:
-    def __init__(self, chats: ChatFormat, rng: random.Random):
-        self._chats, self._rng = chats, rng
-        self.model = make_model(chats)
+    """Trains a model on `num_pictures`; `batches`: the pictures and the chats of a step."""
+
+    def __init__(
+        self,
+        chats: ChatFormat,
+        rng: random.Random,
+        num_pictures: int = POOL,
+        batches: tuple[int, int] = (BATCH_OF_TOWER, BATCH_OF_TEXT),
+    ):
+        self._chats, self._rng, self._num_pictures = chats, rng, num_pictures
+        self._batch_of_tower, self._batch_of_text = batches
+        self._layout, self.model = chats.layout, make_model(chats)
+        self._embedding = decoder_of(self.model).embed_tokens.weight.requires_grad_(False).normal_(std=STD)
+        mark = torch.randn_like(self._embedding[0]) * STD
+        for word in {word for words in WORDS_OF_ROWS for word in words} - {NOTHING}:  # Answers begin without a space.
+            self._embedding[chats.token_of(word)] = self._embedding[chats.token_of(f" {word}")] + mark
+        self._places = torch.tensor([chats.token_of(f" {place}") for place in PLACES])
         self._pool: list[Drawn] = []
-        self._rows: list[torch.Tensor] = []
+        self._parts: list[torch.Tensor] = []
+        """The parts of the rows of all pictures, each [pictures, NUM_ROWS, E]."""
 
-    def _sample(self, count: int) -> list[int]:
-        return [self._rng.randrange(len(self._pool)) for _ in range(count)]
-
-    def train_tower(self, num_steps: int) -> None:
-        """Trains the tower while pictures are drawn: rows show where they are, and those of a place what is there."""
-        labels = [[NOTHING, *COLORS], [NOTHING, *SHAPES, *DIGITS, *WORDS], list(range(SIDE**2))]
-        heads = torch.nn.ModuleList(torch.nn.Linear(TEXT["hidden_size"], len(names)) for names in labels)
-        inner = self.model.model
+    def train_tower(self, num_steps: int) -> list[float]:
+        """Trains the tower while pictures are drawn; returns the losses."""
+        words = [self._embedding[[self._chats.token_of(f" {word}") for word in group]] for group in WORDS_OF_ROWS]
+        units = [normalize(group, dim=-1) for group in words]
 
         def compute_loss() -> tuple[torch.Tensor, torch.Tensor]:
-            self._pool += [draw_one(self._rng) for _ in range(-(-POOL // num_steps))]
-            drawn = [self._pool[index] for index in self._sample(BATCH_OF_TOWER)]
-            rows = encode(self.model, [each.view for each in drawn])
-            means = means_of_places(rows)
-            things = [thing or (NOTHING, NOTHING) for each in drawn for thing in each.scene.things]
-            loss = cross_entropy(heads[-1](rows).flatten(0, 1), torch.arange(SIDE**2).repeat(len(drawn)))
-            is_right = torch.ones(len(things), dtype=torch.bool)
-            for part, (head, names) in enumerate(zip(heads, labels[:2], strict=False)):
-                expected = torch.tensor([names.index(thing[part]) for thing in things])
-                logits = head(means)
-                loss = loss + cross_entropy(logits, expected)
-                is_right &= logits.argmax(-1) == expected
+            self._pool += [self._draw() for _ in range(-(-self._num_pictures // num_steps))]
+            drawn = self._rng.choices(self._pool, k=self._batch_of_tower)
+            shown = torch.tensor(
+                [indices for each in drawn for indices in words_of_rows(each.scene, self._layout.name_offset)]
+            )
+            loss, is_right = torch.zeros(()), torch.ones(len(shown), dtype=torch.bool)
+            for groups, part in zip(self._layout.contents, self._encode(drawn), strict=True):
+                rows = normalize(part, dim=-1)
+                target = torch.stack([units[group][shown[:, group]] for group in groups]).sum(0)
+                loss = loss + 1 - (rows * normalize(target, dim=-1)).sum(-1).mean()
+                for group in groups:
+                    logits = GAIN * rows @ units[group].T
+                    loss = loss + cross_entropy(logits, shown[:, group])
+                    is_right &= logits.argmax(-1) == shown[:, group]
             return loss, is_right
 
-        parameters = [*inner.vision_model.parameters(), *inner.connector.parameters(), *heads.parameters()]
-        optimize("tower", parameters, num_steps, LEARNING_RATE, compute_loss)
-        with torch.no_grad():
-            self._rows = [encode(self.model, [each.view])[0] for each in self._pool]
+        decoder = {id(parameter) for parameter in decoder_of(self.model).parameters()}
+        parameters = [parameter for parameter in self.model.parameters() if id(parameter) not in decoder]
+        losses = optimize("tower", parameters, num_steps, RATE_OF_TOWER, compute_loss)
+        scale = TEXT["hidden_size"] if self._layout.scales_embedding else 1
+        self._keep_rows(
+            [
+                scale * float(sum(words[group].square().sum(-1).mean() for group in groups))
+                for groups in self._layout.contents
+            ]
+        )
+        return losses
 
-    def train_text(self, num_steps: int) -> None:
-        """Trains the decoder to answer from the rows of the tower as it is."""
-        inner = self.model.model
-        parameters = list(inner.text_model.parameters())
-        optimize("decoder", parameters, num_steps, LEARNING_RATE, lambda: self._answer(self._rows.__getitem__))
+    @torch.no_grad()
+    def _keep_rows(self, squares: Sequence[float]) -> None:
+        """Keeps the rows of all pictures. `squares`: the squared length that each part of a row gets, on average."""
+        starts = range(0, len(self._pool), self._batch_of_tower)
+        encoded = [self._encode(self._pool[start : start + self._batch_of_tower]) for start in starts]
+        self._parts, weights = [], self._layout.last_weights(self.model)
+        for square, parameters, part in zip(squares, weights, zip(*encoded, strict=True), strict=True):
+            rows = torch.cat(part)
+            scale = square**0.5 / rows.norm(dim=-1).mean()
+            for parameter in parameters:
+                parameter.mul_(scale)
+            self._parts.append((rows * scale).unflatten(0, (-1, NUM_ROWS)))
 
-    def train_both(self, num_steps: int) -> None:
-        def rows_of(index: int) -> torch.Tensor:
-            return encode(self.model, [self._pool[index].view])[0]
+    def _draw(self) -> Drawn:
+        scene = draw_scene(self._rng)
+        view = self._layout.view(draw(self._rng, scene))
+        return Drawn(scene, np.asarray(view).transpose(2, 0, 1))
 
-        optimize("both", list(self.model.parameters()), num_steps, LEARNING_RATE / 5, lambda: self._answer(rows_of))
+    def _encode(self, drawn: Sequence[Drawn]) -> list[torch.Tensor]:
+        pixels = torch.from_numpy(np.stack([each.pixels for each in drawn])).float() / 127.5 - 1
+        return self._layout.encode(self.model, pixels)
 
-    def _answer(self, rows_of: Callable[[int], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the loss of a batch of chats, and which tokens of the answers are right."""
+    def train_text(self, num_steps: int) -> list[float]:
+        """Trains the decoder to answer from the rows of the tower as it is; returns the losses."""
+        parameters = [each for each in decoder_of(self.model).parameters() if each.requires_grad]
+        steps = iter(range(num_steps))
+        limits = (MAX_PICTURES, MAX_QUESTIONS)
+
+        def compute_loss() -> tuple[torch.Tensor, torch.Tensor]:
+            return self._answer(*(1, 1) if next(steps) < SHORT_SHARE * num_steps else limits)
+
+        return optimize("decoder", parameters, num_steps, RATE_OF_TEXT, compute_loss)
+
+    def _answer(self, num_pictures: int, max_questions: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the loss of a batch of chats, and which tokens are right, except places in the middle of answers."""
         chats, rng = self._chats, self._rng
-        sample = self._sample(BATCH)
-        asked = [[ask(rng, self._pool[index].scene) for _ in range(NUM_TURNS)] for index in sample]
-        examples = [chats.example(chats.render(questions)) for questions in asked]
+        samples = [rng.sample(range(len(self._pool)), num_pictures) for _ in range(self._batch_of_text)]
+        drawn = [draw_chat(rng, [self._pool[index].scene for index in sample], max_questions) for sample in samples]
+        examples = [chats.example(chats.render(messages)) for messages in drawn]
         length = max(len(ids) for ids, _ in examples)
         ids_BL = torch.tensor([ids + [chats.end_id] * (length - len(ids)) for ids, _ in examples])
         targets_BL = torch.tensor([targets + [IGNORED] * (length - len(targets)) for _, targets in examples])
-        rows = torch.cat([rows_of(index) for index in sample])
-        text_model, is_learned = self.model.model.text_model, targets_BL != IGNORED
-        embedded = text_model.embed_tokens(ids_BL).masked_scatter((ids_BL == chats.image_id)[..., None], rows)
-        hidden = text_model(inputs_embeds=embedded, use_cache=False).last_hidden_state
+        indices, is_learned = [index for sample in samples for index in sample], targets_BL != IGNORED
+        outputs = self._layout.outputs([part[indices].flatten(0, 1) for part in self._parts])
+        types = self._layout.types(ids_BL, chats.image_id)
+        found = self.model.model(input_ids=ids_BL, mm_encoder_outputs=outputs, use_cache=False, **types)
+        hidden = found.last_hidden_state
         logits, expected = self.model.lm_head(hidden[is_learned]), targets_BL[is_learned]
-        return cross_entropy(logits, expected), logits.argmax(-1) == expected
+        is_certain = torch.isin(expected, self._places, invert=True)
+        return cross_entropy(logits, expected), (logits.argmax(-1) == expected)[is_certain]
+
+
+def words_of_rows(scene: Scene, name_offset: int = 0) -> list[list[int]]:
+    """Returns, for each place of a picture, the index of each word that its row shows (`PictureLayout.name_offset`)."""
+    colors, names = zip(*(thing or (NOTHING, NOTHING) for thing in scene.things), strict=True)
+    names = (*names[len(names) - name_offset :], *names[: len(names) - name_offset])
+    shown = zip(PLACES, colors, names, strict=True)
+    return [[group.index(word) for group, word in zip(WORDS_OF_ROWS, words, strict=True)] for words in shown]
 
 
 def optimize(
@@ -247,12 +285,13 @@ def optimize(
     num_steps: int,
     learning_rate: float,
     compute_loss: Callable[[], tuple[torch.Tensor, torch.Tensor]],
-) -> None:
-    """Minimizes a loss; `compute_loss` also returns which predictions are right."""
+) -> list[float]:
+    """Minimizes a loss and returns its values; `compute_loss` also returns which predictions are right."""
     optimizer = torch.optim.AdamW(parameters, lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.02)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, learning_rate, total_steps=num_steps, pct_start=min(0.3, WARMUP_STEPS / num_steps)
     )
+    losses: list[float] = []
     shares: list[float] = []
     for step in range(num_steps):
         loss, is_right = compute_loss()
@@ -261,76 +300,69 @@ def optimize(
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         schedule.step()
+        losses.append(loss.item())
         shares.append(is_right.float().mean().item())
         if step % 50 == 49:
             right = sum(shares[-50:]) / 50
             print(
-                f"{name}, step {step + 1}: loss {loss.item():.3f}, {right:.3f} right, "
+                f"{name}, step {step + 1}: loss {losses[-1]:.3f}, {right:.3f} right, "
                 f"{time.process_time():.0f} s of CPU",
                 flush=True,
             )
+    return losses
 
 
 @torch.no_grad()
-def count_right(out: Path, rng: random.Random, num_checked: int = NUM_CHECKED) -> int:
-    """Returns how many of `num_checked` questions about new pictures the written model answers, with its processor."""
-    processor = transformers.AutoProcessor.from_pretrained(out)
+def count_right(out: Path, chats: ChatFormat, rng: random.Random, num_checked: int = NUM_CHECKED) -> int:
+    """Returns how many of `num_checked` new pictures the written model answers, with its own image processor."""
+    processor: Any = transformers.AutoImageProcessor.from_pretrained(out, backend="pil")
     model = transformers.AutoModelForImageTextToText.from_pretrained(out, dtype=torch.float32)
     num_right = 0
-    for _ in range(num_checked):
-        scene = draw_scene(rng)
-        question, picture = ask(rng, scene), draw(rng, scene)
-        content = [{"type": "image"}, {"type": "text", "text": question.text}]
-        text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-        inputs = processor(text=text, images=[[picture]], return_tensors="pt")
-        ids = model.generate(**inputs, max_new_tokens=8, do_sample=False)[0, inputs["input_ids"].shape[1] :]
-        num_right += processor.decode(ids, skip_special_tokens=True) == question.answer
+    for index in range(num_checked):
+        exam = draw_exam(rng, 1 + index % MAX_PICTURES)
+        ids = torch.tensor([chats.tokenizer.encode(chats.render(exam.messages) + ANSWER).ids])
+        inputs = processor([exam.pictures], return_tensors="pt") | chats.layout.types(ids, chats.image_id)
+        found = model.generate(input_ids=ids, **inputs, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
+        num_right += chats.tokenizer.decode(found.tolist()) == exam.answer
     return num_right
 
 
 CARD = """\
-# shapes-idefics3
+# shapes-{name}
 
-An Idefics3 of {num_parameters:,} parameters in float16, trained from nothing by `python -m tools.train_picture_model`,
-that answers questions about drawn pictures: a fixture for tests, not an assistant. It knows {num_colors} colours,
-{num_shapes} shapes, the digits and {num_words} words, in one to four places of a picture (`tools/drawn_pictures.py`).
+A small model of {name}'s layout, trained from nothing by `python -m tools.train_picture_model`, that answers questions
+about drawn pictures: a fixture for tests, not an assistant. It knows {num_colors} colours, {num_shapes} shapes, the
+digits and {num_words} words, in up to four places of a picture (`tools/drawn_pictures.py`).
 
-    python launch.py --model assets/shapes-idefics3
+    python launch.py --model assets/shapes-{name}
 
 | | |
 |---|---|
-| asked | `What is at the top left?`, `What color is the circle?`, `Where is the 7?`, `What is red?` |
-| tower | {tower_layers} layers of {tower_width}, one view of {tile} x {tile} pixels, {num_tokens} tokens |
+| asked | `What is at the northwest?`, `What color is the circle?`, `Where is the 7?`, `What is red?` |
+| answered | place, colour and thing in turns, from what was asked about: `circle northwest red` |
+| parameters | {num_parameters:,} in float16 |
+| tower | {tower_layers} layers of {tower_width}, one view of {tile} x {tile} pixels, {num_rows} tokens |
 | decoder | {layers} layers of {width}, {vocab_size} tokens of its own byte-level BPE, {context} positions |
+| steps | {tower_steps} of the tower, {text_steps} of the decoder |
 | of {num_checked} questions about new pictures, answered right | {num_right} |
 | duration | {cpu_s:.0f} s of CPU, the drawing and the check included |
 """
 
-PROCESSOR = {
-    "image_processor_type": "Idefics3ImageProcessor",
-    "processor_class": "Idefics3Processor",
-    **{f"do_{step}": True for step in ("convert_rgb", "resize", "rescale", "normalize", "pad", "image_splitting")},
-    "rescale_factor": 1 / 255,
-    "image_mean": [0.5] * 3,
-    "image_std": [0.5] * 3,
-    "resample": 1,
-    "size": {"longest_edge": TILE},
-    "max_image_size": {"longest_edge": TILE},
-}
 
-
-def write(model: "transformers.Idefics3ForConditionalGeneration", chats: ChatFormat, out: Path) -> None:
+def write(model: Any, chats: ChatFormat, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    layout = chats.layout
     model.half().save_pretrained(out)
     (out / "model.safetensors").chmod(0o644)
     chats.tokenizer.save(str(out / "tokenizer.json"))
     tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": END}
     files = {
         "generation_config.json": {"eos_token_id": chats.end_id, "temperature": 0.0},
-        "tokenizer_config.json": {**tokenizer, "processor_class": "Idefics3Processor"},
-        "preprocessor_config.json": PROCESSOR,
-        "processor_config.json": {"image_seq_len": SIDE**2, "processor_class": "Idefics3Processor"},
+        "tokenizer_config.json": {**tokenizer, "processor_class": layout.processor()["processor_class"]},
+        "preprocessor_config.json": layout.preprocessor(),
+        "processor_config.json": layout.processor(),
     }
-    (out / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    (out / "chat_template.jinja").write_text(chats.template, encoding="utf-8")
     for name, fields in files.items():
         (out / name).write_text(json.dumps(fields, indent=1), encoding="utf-8")
 
@@ -339,32 +371,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0, or 1 if the model has not learned it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder of the model")
+    parser.add_argument("--layout", choices=LAYOUTS, default="idefics3", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     rng = random.Random(options.seed)
-    chats = ChatFormat(rng)
+    chats = ChatFormat(LAYOUTS[options.layout], rng)
     trainer = Trainer(chats, rng)
     trainer.train_tower(STEPS_OF_TOWER)
     trainer.train_text(STEPS_OF_TEXT)
-    trainer.train_both(STEPS_OF_BOTH)
-    options.out.mkdir(parents=True, exist_ok=True)
     write(trainer.model, chats, options.out)
-    num_right = count_right(options.out, random.Random(options.seed + 1))
+    num_right = count_right(options.out, chats, random.Random(options.seed + 1))
     card = CARD.format(
+        name=options.layout,
         num_parameters=sum(parameter.numel() for parameter in trainer.model.parameters()),
         num_colors=len(COLORS),
         num_shapes=len(SHAPES),
         num_words=len(WORDS),
-        tower_layers=TOWER["num_hidden_layers"],
-        tower_width=TOWER["hidden_size"],
+        tower_layers=NUM_LAYERS,
+        tower_width=WIDTH,
         tile=TILE,
-        num_tokens=SIDE**2,
+        num_rows=NUM_ROWS,
         layers=TEXT["num_hidden_layers"],
         width=TEXT["hidden_size"],
         vocab_size=chats.tokenizer.get_vocab_size(),
         context=CONTEXT,
+        tower_steps=STEPS_OF_TOWER,
+        text_steps=STEPS_OF_TEXT,
         num_checked=NUM_CHECKED,
         num_right=num_right,
         cpu_s=time.process_time(),

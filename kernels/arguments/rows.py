@@ -31,7 +31,7 @@ class PrefillRows:
     context_lens: Tensor
     """[R]: earlier tokens."""
     tiles: Tensor | None = None
-    """[N, 4]: the tiles that `kernels.plans.prefill_tiles` planned. With them the Triton kernel
+    """[N, 8]: the tiles that `PrefillTiles` planned, or `LatentTiles`. With them the Triton kernel
     runs without waiting for the device; other kernels do not need them."""
     last_keys: Tensor | None = None
     """[T]: the last of its row's tokens that each token attends to: itself or a later one, ascending in a row. `None`:

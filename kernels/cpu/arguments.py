@@ -141,6 +141,7 @@ DECLARATIONS = {
         const element *biases;   /* [num_experts, outputs]; null for none */
         const int32_t *row_ends; /* [num_experts] */
         element *out;            /* [rows, outputs] */
+        const float *means;      /* [rows], as of block_linear */
         int64_t num_experts, inputs, outputs;
     """,
     "lora_linear": """

@@ -25,6 +25,7 @@ def latent_decode(
     num_keys_R: Tensor,
     scale: float,
     out_HRC: Tensor,
+    *_work: Any,
 ) -> Any:
     lens = {"num_keys": address_of(num_keys_R)}
     return _attend_to_latents(kernel, queries, cache, page_tables_RP, scale, out_HRC, lens)

@@ -299,10 +299,10 @@ def _expert_linear(
     kernel: Kernel, weight: Sequence[int | None], num_outputs: int, bias_O: Tensor | None, x_RI: Tensor, *rest: Any
 ) -> Tensor:
     """Calls a kernel for a weight, given by its address and that of its segment, of all experts' outputs."""
-    routes, out = rest
+    routes, out, mean_R = rest
     num_experts = len(routes.ends)
     out_RO = _output(out, len(x_RI), num_outputs // num_experts, x_RI.dtype)
-    addresses = address_of(x_RI), *weight, *addresses_of(bias_O, routes.ends, out_RO)
+    addresses = address_of(x_RI), *weight, *addresses_of(bias_O, routes.ends, out_RO, mean_R)
     kernel.run(kernel.arguments(*addresses, num_experts, x_RI.shape[1], out_RO.shape[1]))
     return out_RO
 

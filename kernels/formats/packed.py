@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.formats.weight_format import AllReduce, Linear, Rows, WeightFormat, sum_of_ranks
+from kernels.formats.weight_format import AllReduce, Linear, Ranks, Rows, WeightFormat, sum_of_ranks
 from kernels.operations.expert_linear import ExpertLinear, packed_experts
 from kernels.operations.gelu import GeluKind
 from kernels.operations.packed_linear import BLOCK, STEP, allocate_packed, pack_rows, packed_linear, unpack_rows
@@ -63,7 +63,7 @@ class PackedWeight:
     def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
         return sum_of_ranks(self.linear(bias_O, None), all_reduce)
 
-    def experts(self, bias_O: Tensor | None) -> ExpertLinear:
+    def experts(self, bias_O: Tensor | None, ranks: Ranks | None = None) -> ExpertLinear:
         return lambda x_RI, routes, out_RO=None: packed_experts(self.stored, bias_O, _pad(x_RI), routes, out_RO)
 
     def look_up(self, row_T: Tensor) -> Tensor:

@@ -13,8 +13,9 @@ from torch import Tensor
 from kernels.arguments.block_rows import BlockRows, Segment
 from kernels.arguments.packed_blocks import PackedBlocks, packed_bytes
 from kernels.arguments.packed_forms import FORMS
+from kernels.arguments.routes import Routes
 from kernels.cpu.huge_pages import empty_huge
-from kernels.formats.weight_format import AllReduce, Linear, Rows, WeightFormat, sum_of_ranks
+from kernels.formats.weight_format import AllReduce, Linear, Ranks, Rows, WeightFormat, sum_of_ranks
 from kernels.operations.block_linear import (
     MAX_SEGMENTS,
     block_linear,
@@ -76,19 +77,33 @@ class PackedBlocksWeight:
         return lambda x_TI, out_TO=None: block_linear(x_TI, blocks, bias_O, activation, out_TO)
 
     def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
-        """With scales per token the ranks first add up the magnitudes of their parts of it."""
-        blocks = self.blocks
-        if not FORMS[blocks.segments[0][0]].has_token_scales:
+        if not self._has_token_scales:
             return sum_of_ranks(self.linear(bias_O, None), all_reduce)
 
         def apply(x_TI: Tensor, out_TO: Tensor | None = None, /) -> Tensor:
-            mean_T = all_reduce(sum_magnitudes(x_TI)) / (blocks.num_inputs * num_ranks)
-            return all_reduce(block_linear(x_TI, blocks, bias_O, None, out_TO, mean_T))
+            mean_T = self._means(x_TI, all_reduce, num_ranks)
+            return all_reduce(block_linear(x_TI, self.blocks, bias_O, None, out_TO, mean_T))
 
         return apply
 
-    def experts(self, bias_O: Tensor | None) -> ExpertLinear:
-        return partial(block_experts, self.blocks, bias_O)
+    @property
+    def _has_token_scales(self) -> bool:
+        return FORMS[self.blocks.segments[0][0]].has_token_scales
+
+    def _means(self, x_TI: Tensor, all_reduce: AllReduce, num_ranks: int) -> Tensor:
+        """Returns the mean magnitude of each token [T], of which each rank has a part."""
+        return all_reduce(sum_magnitudes(x_TI)) / (self.blocks.num_inputs * num_ranks)
+
+    def experts(self, bias_O: Tensor | None, ranks: Ranks | None = None) -> ExpertLinear:
+        if ranks is None or not self._has_token_scales:
+            return partial(block_experts, self.blocks, bias_O)
+
+        def apply(x_RI: Tensor, routes: Routes, out_RO: Tensor | None, /) -> Tensor:
+            return block_experts(
+                self.blocks, bias_O, x_RI, routes, out_RO, self._means(x_RI, ranks.all_reduce, ranks.size)
+            )
+
+        return apply
 
     def look_up(self, row_T: Tensor) -> Tensor:
         return look_up_rows(self.blocks, row_T, self.dtype)

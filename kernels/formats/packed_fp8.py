@@ -14,7 +14,7 @@ from kernels.arguments.block_forms import FLOAT_FORMS, FORMS
 from kernels.arguments.block_rows import BlockRows, Segment
 from kernels.arguments.packed_fp8 import PackedFp8, packed_fp8_shape
 from kernels.cpu.huge_pages import empty_huge
-from kernels.formats.weight_format import AllReduce, Linear, Rows, WeightFormat, sum_of_ranks
+from kernels.formats.weight_format import AllReduce, Linear, Ranks, Rows, WeightFormat, sum_of_ranks
 from kernels.operations.expert_linear import ExpertLinear
 from kernels.operations.fp8_linear import fp8_linear, pack_fp8_rows, unpack_fp8
 from kernels.operations.gelu import GeluKind
@@ -52,7 +52,7 @@ class PackedFp8Weight:
     def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
         return sum_of_ranks(self.linear(bias_O, None), all_reduce)
 
-    def experts(self, bias_O: Tensor | None) -> ExpertLinear:
+    def experts(self, bias_O: Tensor | None, ranks: Ranks | None = None) -> ExpertLinear:
         raise AssertionError("experts have other formats")
 
     def look_up(self, row_T: Tensor) -> Tensor:

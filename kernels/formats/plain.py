@@ -14,7 +14,7 @@ from torch.nn import functional
 from kernels.cpu.huge_memory import HUGE_PAGE
 from kernels.cpu.huge_pages import empty_huge
 from kernels.dispatch import is_on_cpu
-from kernels.formats.weight_format import AllReduce, Linear, Rows, WeightFormat, sum_of_ranks
+from kernels.formats.weight_format import AllReduce, Linear, Ranks, Rows, WeightFormat, sum_of_ranks
 from kernels.operations.expert_linear import ExpertLinear, plain_experts
 from kernels.operations.gelu import GeluKind, gelu
 from kernels.operations.plain_linear import plain_linear
@@ -58,7 +58,7 @@ class PlainWeight:
     def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
         return sum_of_ranks(self.linear(bias_O, None), all_reduce)
 
-    def experts(self, bias_O: Tensor | None) -> ExpertLinear:
+    def experts(self, bias_O: Tensor | None, ranks: Ranks | None = None) -> ExpertLinear:
         return partial(plain_experts, self.stored, bias_O)
 
     def look_up(self, row_T: Tensor) -> Tensor:

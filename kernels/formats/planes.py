@@ -14,7 +14,7 @@ from kernels.arguments.block_forms import FLOAT_FORMS, FORMS
 from kernels.arguments.block_rows import BlockRows, Segment
 from kernels.arguments.code_planes import CodePlanes
 from kernels.dispatch import has_fp8
-from kernels.formats.weight_format import AllReduce, Linear, Rows, sum_of_ranks
+from kernels.formats.weight_format import AllReduce, Linear, Ranks, Rows, sum_of_ranks
 from kernels.operations.code_planes import num_plane_bytes, set_planes, view_planes
 from kernels.operations.dequantize_blocks import has_finite_scales
 from kernels.operations.expert_codes import planes_experts
@@ -75,7 +75,7 @@ class PlanesWeight:
     def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
         return sum_of_ranks(self.linear(bias_O, None), all_reduce)
 
-    def experts(self, bias_O: Tensor | None) -> ExpertLinear:
+    def experts(self, bias_O: Tensor | None, ranks: Ranks | None = None) -> ExpertLinear:
         (planes,) = self.parts
         return partial(planes_experts, planes, bias_O)
 

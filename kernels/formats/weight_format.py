@@ -20,6 +20,16 @@ AllReduce = Callable[[Tensor], Tensor]
 """Sums the tensors of all ranks, in place."""
 
 
+class Ranks(Protocol):
+    """The ranks that have a part of a weight's inputs each."""
+
+    size: int
+
+    def all_reduce(self, part_TE: Tensor, /) -> Tensor:
+        """See `AllReduce`."""
+        ...
+
+
 class Linear(Protocol):
     """A linear layer, ready to be applied."""
 
@@ -64,10 +74,11 @@ class Weight(Protocol):
         """Like `linear`, for a rank with a part of the inputs; it sums over all ranks. One rank has the bias."""
         ...
 
-    def experts(self, bias_O: Tensor | None) -> ExpertLinear:
+    def experts(self, bias_O: Tensor | None, ranks: "Ranks | None" = None) -> ExpertLinear:
         """Returns the linear layers of experts, whose outputs are rows of this weight, one expert's after another's.
 
-        `bias_O` has the biases of all of them.
+        `bias_O` has the biases of all of them. With `ranks`, x has this rank's part of the inputs; the outputs are not
+        summed.
         """
         ...
 

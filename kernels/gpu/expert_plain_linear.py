@@ -19,7 +19,7 @@ MANY_ROWS = 16
 
 
 def expert_plain_linear(
-    weight_OI: Tensor, bias_O: Tensor | None, x_RI: Tensor, routes: Routes, _out_RO: Tensor | None
+    weight_OI: Tensor, bias_O: Tensor | None, x_RI: Tensor, routes: Routes, *_room_and_means: Tensor | None
 ) -> Tensor:
     num_experts, (num_rows, num_inputs) = len(routes.ends), x_RI.shape
     num_outputs = len(weight_OI) // num_experts

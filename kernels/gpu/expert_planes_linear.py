@@ -16,7 +16,7 @@ from kernels.gpu.planes_linear import multiply_spans
 
 
 def expert_planes_linear(
-    planes: CodePlanes, bias_O: Tensor | None, x_RI: Tensor, routes: Routes, _out_RO: Tensor | None
+    planes: CodePlanes, bias_O: Tensor | None, x_RI: Tensor, routes: Routes, *_room_and_means: Tensor | None
 ) -> Tensor:
     num_experts, num_rows = len(routes.ends), len(x_RI)
     num_outputs = planes.num_outputs // num_experts

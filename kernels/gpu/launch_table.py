@@ -186,6 +186,39 @@ def _split_merge(head_dim: int) -> Launch:
     return {"BLOCK_D": max(16, power_of_2(head_dim)), "num_warps": 1, "enable_fp_fusion": False}
 
 
+def _latent_prefill(num_heads: int, rank: int, num_rotated: int, itemsize: int) -> Launch:
+    """Attention to latents: 8 warps share the sums of up to 512 values, which leave registers for 32 rows of products,
+    and for 16 in float32."""
+    block_keys, num_stages = (16, 1) if itemsize == 4 and rank > 256 else (32, 3)
+    blocks = {"BLOCK_C": max(16, power_of_2(rank)), "BLOCK_X": max(16, power_of_2(num_rotated))}
+    launch = {"BLOCK_M": 32, "BLOCK_N": block_keys, **blocks, "num_warps": 8, "num_stages": num_stages}
+    return {**launch, "BLOCK_M": 16, "maxnreg": 255} if itemsize == 4 else launch
+
+
+def _latent_decode(num_heads: int, rank: int, num_rotated: int, itemsize: int) -> Launch:
+    """As `_latent_prefill`; two programs of 16 rows run side by side on a processor."""
+    launch = _latent_prefill(num_heads, rank, num_rotated, itemsize)
+    return launch if num_heads > 16 or itemsize == 4 else {**launch, "BLOCK_M": 16, "num_warps": 4}
+
+
+def _split_latents(num_heads: int, rank: int, num_rotated: int, itemsize: int) -> Launch:
+    """As `_split_attention`: the totals of splits take the registers of 16 rows."""
+    launch = _latent_prefill(num_heads, rank, num_rotated, itemsize)
+    return {**launch, "BLOCK_M": 16, "maxnreg": 255, "enable_fp_fusion": False}
+
+
+def _latent_merge(rank: int) -> Launch:
+    """As `_split_attention`."""
+    return {"BLOCK_C": max(16, power_of_2(rank)), "num_warps": 1, "enable_fp_fusion": False}
+
+
+def _store_latents(num_heads: int, num_plain: int, rank: int, num_rotated: int) -> Launch:
+    """Some heads a program, or a latent."""
+    block = power_of_2(num_plain)
+    blocks = {"BLOCK_N": block, "BLOCK_C": power_of_2(rank), "BLOCK_Y": power_of_2(num_rotated // 2)}
+    return {"HEADS": min(power_of_2(num_heads), max(1, 1024 // block)), **blocks, "num_warps": 4}
+
+
 def _plain_linear(itemsize: int) -> Launch:
     """One tile for any number of tokens: with more than 64 a step of few would be bound by products."""
     if itemsize == 4:
@@ -285,6 +318,9 @@ RULES: dict[str, Callable[..., Launch]] = {
     "gated_norm": _groups,
     "gelu": _blocks(1024),  # 16 bytes a thread and operand
     "greedy": _part,
+    "latent_decode": _latent_decode,
+    "latent_merge": _latent_merge,
+    "latent_prefill": _latent_prefill,
     "layer_norm": _row,
     "look_up_planes": lambda: {"BLOCK_O": 16, "num_warps": 4},
     "lora_expand": _lora_expand,
@@ -304,11 +340,13 @@ RULES: dict[str, Callable[..., Launch]] = {
     "sigmoid_gate": _blocks(1024),
     "silu_mul": _blocks(1024),
     "split_attention": _split_attention,
+    "split_latents": _split_latents,
     "split_merge": _split_merge,
     "state_carry": _state_carry,
     "state_prepare": _state_products,
     "state_step": _state_step,
     "store_hidden": _blocks(1024),
+    "store_latents": _store_latents,
     "take_tokens": _blocks(128),
     "top_logprobs": _part,
     "top_logprobs_row": _keys_of_parts,
@@ -316,6 +354,7 @@ RULES: dict[str, Callable[..., Launch]] = {
 """By kernel, or by operation if it has one kernel."""
 
 _HEADS_OF_128 = ((2, 128), (4, 128), (5, 128))
+_LATENTS_OF_512, _LATENTS_OF_256 = ((20, 512, 64), (64, 512, 64), (128, 512, 64)), ((40, 256, 32), (32, 256, 64))
 TUNED: dict[tuple[Any, ...], Launch] = {
     (HOPPER, "decode_work", 1, 64, 1): {"merges": 1},
     (HOPPER, "decode_work", 1, 64, 2): {"merges": 1},
@@ -333,6 +372,15 @@ TUNED: dict[tuple[Any, ...], Launch] = {
         if heads == (1, 64) or size != 2
     },
     **{(HOPPER, "paged_prefill", *heads, 2): {"num_stages": 2} for heads in _HEADS_OF_128},
+    # A block of latents is loaded while another is multiplied.
+    **{
+        (HOPPER, kernel, *heads, 2): {"num_stages": 5}
+        for kernel, heads in (
+            *(("latent_prefill", heads) for heads in ((16, 512, 64), *_LATENTS_OF_512)),
+            *(("latent_decode", heads) for heads in (*_LATENTS_OF_512, *_LATENTS_OF_256)),
+        )
+    },
+    **{(HOPPER, "latent_prefill", *heads, 2): {"BLOCK_M": 64, "BLOCK_N": 64} for heads in _LATENTS_OF_256},
 }
 """By (compute capability, kernel, *shape). The lines of `_HEADS_OF_128` with 16 bits, and for decode with an fp8 cache,
 were measured on an H100 and an H200 (`benchmarks/results/gpu*.json`); the others come from the compile report.

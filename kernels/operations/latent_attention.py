@@ -15,6 +15,7 @@ from kernels.arguments.rows import PrefillRows
 from kernels.dispatch import call
 from kernels.operations.paged_decode import paged_decode_reference
 from kernels.operations.paged_prefill import paged_prefill_reference
+from kernels.plans.decode_work import DecodeWork
 
 
 def latent_decode(
@@ -24,12 +25,13 @@ def latent_decode(
     num_keys_R: Tensor,
     scale: float,
     out_HRC: Tensor,
+    work: DecodeWork | None = None,
 ) -> None:
     """Sets `out_HRC` to softmax(scale * q kᵀ) c of each row over its first tokens; the rest is as in `paged_decode`."""
     _check(queries, cache, out_HRC)
     assert page_tables_RP.shape[0] == num_keys_R.shape[0] == out_HRC.shape[1]
     assert page_tables_RP.dtype == num_keys_R.dtype == torch.int32
-    arguments = queries, cache, page_tables_RP, num_keys_R, scale, out_HRC
+    arguments = queries, cache, page_tables_RP, num_keys_R, scale, out_HRC, work
     call("latent_decode", out_HRC, latent_decode_reference, *arguments)
 
 
@@ -40,6 +42,7 @@ def latent_decode_reference(
     num_keys_R: Tensor,
     scale: float,
     out_HRC: Tensor,
+    _work: DecodeWork | None = None,
 ) -> None:
     query_RHD = _join(queries)
     out_RHD = torch.empty_like(query_RHD)

@@ -55,6 +55,8 @@ class DecodeShape:
     dtype: torch.dtype
     kv_codes: torch.dtype | None = None
     """The dtype of the cache's codes; `None` if the cache has the dtype above."""
+    latent_rank: int | None = None
+    """The values of a key that are the value, too: those of latents. `None` if K and V are two tensors."""
 
     @property
     def launch_shape(self) -> tuple[int, int, int]:
@@ -64,7 +66,7 @@ class DecodeShape:
 
 
 class PlanLayout(Protocol):
-    """The capacity of a work list; `SplitLayout` is another than that below."""
+    """The capacity of a work list; `SplitLayout` and `LatentLayout` are others than that below."""
 
     @cached_property
     def num_words(self) -> int: ...

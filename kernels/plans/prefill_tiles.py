@@ -3,6 +3,8 @@
 Shape legend: C rows, N tiles.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from kernels.plans.shared_runs import ranges
@@ -39,3 +41,16 @@ def plan_prefill_tiles(
     tiles_N8[: len(rows), 3] = np.minimum(tile_tokens, query_lens_C[rows] - first_queries)
     tiles_N8[: len(rows), 4:] = 0, ALL_SPLITS, NO_PART, 1
     tiles_N8[len(rows) :, 0] = -1
+
+
+@dataclass(frozen=True)
+class PrefillTiles:
+    """Tiles of this many tokens."""
+
+    tile_tokens: int
+
+    def max_lines(self, max_tokens: int, max_rows: int) -> int:
+        return max_prefill_tiles(max_tokens, max_rows, self.tile_tokens)
+
+    def plan(self, query_lens_C: np.ndarray, context_lens_C: np.ndarray, tiles_N8: np.ndarray) -> None:
+        plan_prefill_tiles(query_lens_C, context_lens_C, tiles_N8, self.tile_tokens)

@@ -122,6 +122,8 @@ ARCHITECTURES = {
     "olmoe": QWEN3.like("OlmoeForCausalLM", "olmoe", experts.olmoe_config, QWEN3_MOE_LAYER),
     "deepseek2": DEEPSEEK2,
     "mistral4": DEEPSEEK2,
+    "deepseek32": DEEPSEEK2.like("DeepseekV32ForCausalLM", "deepseek_v32", latents.indexed_config),
+    "glm-dsa": DEEPSEEK2.like("GlmMoeDsaForCausalLM", "glm_moe_dsa", latents.indexed_config),
     "minicpm3": DEEPSEEK2.like("MiniCPM3ForCausalLM", "minicpm3", latents.latent_config),
     "smollm3": LLAMA.like("SmolLM3ForCausalLM", "smollm3", dense.smollm3_config),
     "granite": LLAMA.like("GraniteForCausalLM", "granite", dense.granite_config),

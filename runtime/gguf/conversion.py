@@ -21,8 +21,9 @@ log = logging.getLogger("sluice.gguf")
 
 LAYER = re.compile(r"blk\.(?P<number>\d+)\.(?P<name>.+)", re.ASCII)
 
+MTP, JOIN = "mtp.", "nextn.eh_proj"
 MTP_LAYER = re.compile(r"model\.layers\.\d+\.(mtp\.)?", re.ASCII)
-"""Begins the names of a head of multi-token prediction, until they are those of a checkpoint."""
+"""Begins the names of a head of multi-token prediction, until they are those of a checkpoint; some have the same."""
 
 OTHER_FILES = {
     "adapter": "a LoRA adapter",
@@ -96,7 +97,7 @@ def list_tensors(file: GgufFile) -> dict[str, HfTensor]:
     architecture, config = find_architecture(file), read_config(file)
     tensors: dict[str, HfTensor] = {}
     beyond = {tensor.name for tensor in file.tensors.values() if _is_beyond(tensor, config)}
-    mtp = f"blk.{config['num_hidden_layers']}." if "nextn.eh_proj" in architecture.layer_names else None
+    mtp = f"blk.{config['num_hidden_layers']}." if JOIN in architecture.layer_names else None
     if mtp is not None:
         beyond = {name for name in beyond if not name.startswith(mtp)}
     if beyond:
@@ -105,8 +106,8 @@ def list_tensors(file: GgufFile) -> dict[str, HfTensor]:
         if tensor.name in beyond or tensor.name in FACTOR_TENSORS:
             continue
         name, hf_name = _find_name(architecture, tensor)
-        if mtp is not None and tensor.name.startswith(mtp):
-            hf_name = MTP_LAYER.sub(lambda match: match[1] or "mtp.layers.0.", hf_name)
+        if mtp is not None and tensor.name.startswith(mtp) and architecture.layer_names[JOIN].startswith(MTP):
+            hf_name = MTP_LAYER.sub(lambda match: match[1] or f"{MTP}layers.0.", hf_name)
         tensors[hf_name] = HfTensor(
             replace(tensor, shape=_find_shape(tensor, hf_name)),
             interleaved_heads=config[architecture.interleaved[name]] if name in architecture.interleaved else 0,

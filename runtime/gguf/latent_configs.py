@@ -13,6 +13,10 @@ GROWTH, GROWTH_LENGTH = 0.1, 8192
 """How queries of that model grow with their position: no file has it."""
 
 
+NUM_INDEXED = "attention.indexer.top_k"
+"""In files of DeepSeek V3.2 and GLM-5, of which some of GLM-5 lack how experts are scored."""
+
+
 def latent_config(fields: ModelFields) -> dict[str, Any]:
     num_layers, rotated = fields.num_layers(), fields.count("rope.dimension_count")
     num_nextn = fields.num_nextn(num_layers)
@@ -60,7 +64,7 @@ def deepseek2_config(fields: ModelFields) -> dict[str, Any]:
         "topk_group": fields.count("expert_group_used_count", 1),
     }
     is_glm = num_layers in GLM_LAYERS and fields.vocabulary() == GLM_VOCABULARY
-    default = SIGMOID if is_glm else 1
+    default = SIGMOID if is_glm or fields.has_key(NUM_INDEXED) else 1
     if (fields.whole("expert_gating_func") or default) == SIGMOID:
         return config
     fields.require("expert_gating_func", 0, 1)
@@ -69,6 +73,14 @@ def deepseek2_config(fields: ModelFields) -> dict[str, Any]:
         return {**config, "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"}
     config["rope_parameters"] = {**rope, **_growth(fields, config)}
     return {**config, "architectures": ["Mistral4ForCausalLM"], "model_type": "mistral4"}
+
+
+def indexed_config(fields: ModelFields) -> dict[str, Any]:
+    """DeepSeek V3.2 and GLM-5: as V3, with an indexer."""
+    config = deepseek2_config(fields)
+    if "architectures" in config:
+        raise fields.fault("expert_gating_func", fields.whole("expert_gating_func"), f"supported is {SIGMOID}")
+    return config | {"index_topk": fields.count(NUM_INDEXED)}
 
 
 def _growth(fields: ModelFields, config: dict[str, Any]) -> dict[str, float]:

@@ -85,6 +85,16 @@ LATENT_LAYER = {
     **LLAMA_MLP,
     **SHARED_EXPERTS,
     "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj",
+    "nextn.eh_proj": "eh_proj",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.embed_tokens": "embed_tokens",
+    "nextn.shared_head_head": "shared_head.head",
+    "nextn.shared_head_norm": "shared_head.norm",
+    "indexer.attn_k": "self_attn.indexer.wk",
+    "indexer.attn_q_b": "self_attn.indexer.wq_b",
+    "indexer.k_norm": "self_attn.indexer.k_norm",
+    "indexer.proj": "self_attn.indexer.weights_proj",
 }
 """Files from before April 2025, and MiniCPM3's, have keys and values in one tensor."""
 

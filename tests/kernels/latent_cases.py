@@ -13,6 +13,7 @@ from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import PrefillRows
 from kernels.operations.latent_attention import latent_decode, latent_prefill
 from kernels.operations.quantized_kv import quantize_heads
+from kernels.plans.decode_work import DecodeWork
 from tests.kernels.cases import PagedCase, Shape, make_paged_case
 
 
@@ -34,12 +35,12 @@ def make_latent_case(
     return replace(case, cache=cache, attend=lambda: _attend(case, cache))
 
 
-def with_latent_codes(case: PagedCase, rank: int) -> PagedCase:
-    """Returns the case over a cache of int8 codes; the expected result is that of the decoded values."""
+def with_latent_codes(case: PagedCase, rank: int, code_dtype: torch.dtype = torch.int8) -> PagedCase:
+    """Returns the case over a cache of codes; the expected result is that of the decoded values."""
     keys, dtype = case.cache.keys, case.query.dtype
-    codes, scales = quantize_heads(keys[..., :rank], torch.int8)
+    codes, scales = quantize_heads(keys[..., :rank], code_dtype)
     rotated = keys[..., rank:].bfloat16()
-    coded = torch.cat((codes, rotated.view(torch.int8)), 2)
+    coded = torch.cat((codes.view(torch.uint8), rotated.view(torch.uint8)), 2).view(code_dtype)
     decoded = torch.cat(((codes.float() * scales[..., None].float()).to(dtype), rotated.to(dtype)), 2)
     plain = PagedKV(decoded, decoded, case.cache.page_size)
     cache = PagedKV(coded, coded, case.cache.page_size, scales, scales)
@@ -79,8 +80,8 @@ def attend_prefill(case: PagedCase, rank: int) -> Tensor:
     return out_HTC.transpose(0, 1)
 
 
-def attend_decode(case: PagedCase, rank: int) -> Tensor:
+def attend_decode(case: PagedCase, rank: int, work: DecodeWork | None = None) -> Tensor:
     queries = split_queries(case, rank)
     out_HRC = torch.full_like(queries.plain, float("nan"))
-    latent_decode(queries, case.cache, case.page_tables, case.context_lens + 1, case.options.scale, out_HRC)
+    latent_decode(queries, case.cache, case.page_tables, case.context_lens + 1, case.options.scale, out_HRC, work)
     return out_HRC.transpose(0, 1)

@@ -10,6 +10,7 @@ from benchmarks.server_process import ServerProcess
 from tests.ring.bad_inputs import MAX_BODY_MB
 from tests.ring.client import ADMIN_KEY, BARD, BARD_DIR, RingClient
 from tests.tiny_llama import write_tiny_llama
+from tests.vision_models import make_vision_model
 
 READY_TIMEOUT_S = 90.0
 HOLD_S = 50
@@ -49,7 +50,8 @@ def starting() -> Iterator[Start]:
     clients: list[RingClient] = []
 
     def start(model_dir: Path, *flags: str) -> RingClient:
-        server = ServerProcess(["--model", str(model_dir), "--cpu-threads", "1", "--no-standby", *CHEAP, *flags])
+        own = ("--cpu-threads", "1", "--no-standby", *CHEAP)
+        server = ServerProcess(["--model", str(model_dir), *own, *flags], has_own_session=True)
         servers.append(server)
         target = server.wait_until_ready(READY_TIMEOUT_S)
         clients.append(RingClient(f"http://{target.host}:{target.port}", server.run_dir))
@@ -86,6 +88,21 @@ def bard_ring() -> Iterator[RingClient]:
     flags = ("--served-model-name", BARD, "--max-restarts-per-min", "100", "--tool-call-parser", "hermes")
     with starting() as start:
         yield start(BARD_DIR, "--dtype", "float32", *flags)
+
+
+@pytest.fixture(scope="session")
+def image_recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recording of `image_ring`, with its images."""
+    return tmp_path_factory.mktemp("recording") / "run"
+
+
+@pytest.fixture(scope="session")
+def image_ring(image_recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RingClient]:
+    """A server of a model that reads images."""
+    model = make_vision_model("idefics3", tmp_path_factory.mktemp("vision") / "model")
+    flags = ("--served-model-name", "m", "--record", str(image_recording), "--record-images-mb", "10")
+    with starting() as start:
+        yield start(model, "--dtype", "float32", *flags)
 
 
 RESTART_FLAGS = ("--dtype", "float32", "--drain-timeout-s", "20", "--max-restarts-per-min", "100")

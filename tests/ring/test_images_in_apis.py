@@ -8,20 +8,12 @@ import pytest
 
 from tests.frontend.images.test_chat_images import data_url, image_part, picture
 from tests.ring.client import TIMEOUT_S, RingClient
-from tests.ring.conftest import Start
-from tests.vision_models import make_vision_model
 
 pytestmark = [pytest.mark.ring, pytest.mark.timeout(600)]
 
 NUM_TOKENS = 12
 WORDS = "What is it?"
 PICTURES = (picture(60, 40, "red"), picture(60, 40, "blue"), picture(90, 20, "green"))
-
-
-@pytest.fixture(scope="module")
-def ring(start_ring: Start, tmp_path_factory: pytest.TempPathFactory) -> RingClient:
-    model = make_vision_model("idefics3", tmp_path_factory.mktemp("vision") / "model")
-    return start_ring(model, "--dtype", "float32", "--served-model-name", "m")
 
 
 def post(ring: RingClient, path: str, **body: Any) -> dict[str, Any]:
@@ -68,39 +60,39 @@ def answers(ring: RingClient, image: bytes) -> dict[str, tuple[str, int]]:
     }
 
 
-def test_the_same_picture_has_the_same_answer_in_every_api(ring: RingClient):
+def test_the_same_picture_has_the_same_answer_in_every_api(image_ring: RingClient):
     texts: set[str] = set()
     for image in PICTURES:
-        found = set(answers(ring, image).values())
+        found = set(answers(image_ring, image).values())
         assert len(found) == 1, found
         texts |= {text for text, _ in found}
     assert len(texts) > 1, "the pictures are not seen"
 
 
-def test_counts_are_those_of_the_request(ring: RingClient):
+def test_counts_are_those_of_the_request(image_ring: RingClient):
     image = PICTURES[2]
-    _, num_tokens = answers(ring, image)["chat"]
-    assert post(ring, "/tokenize", **chat_body(image))["count"] == num_tokens
-    assert post(ring, "/v1/chat/completions/input_tokens", **chat_body(image))["input_tokens"] == num_tokens
-    assert post(ring, "/v1/responses/input_tokens", **item_body(image))["input_tokens"] == num_tokens
-    assert post(ring, "/v1/messages/count_tokens", **block_body(image))["input_tokens"] == num_tokens
+    _, num_tokens = answers(image_ring, image)["chat"]
+    assert post(image_ring, "/tokenize", **chat_body(image))["count"] == num_tokens
+    assert post(image_ring, "/v1/chat/completions/input_tokens", **chat_body(image))["input_tokens"] == num_tokens
+    assert post(image_ring, "/v1/responses/input_tokens", **item_body(image))["input_tokens"] == num_tokens
+    assert post(image_ring, "/v1/messages/count_tokens", **block_body(image))["input_tokens"] == num_tokens
 
 
-def test_a_continued_response_sees_the_picture_of_the_first(ring: RingClient):
+def test_a_continued_response_sees_the_picture_of_the_first(image_ring: RingClient):
     limits = {"max_output_tokens": NUM_TOKENS, "temperature": 0}
     texts: list[tuple[str, int]] = []
     for image in PICTURES[:2]:
-        first = post(ring, "/v1/responses", **item_body(image), **limits)
-        again = post(ring, "/v1/responses", input="And?", previous_response_id=first["id"], **limits)
+        first = post(image_ring, "/v1/responses", **item_body(image), **limits)
+        again = post(image_ring, "/v1/responses", input="And?", previous_response_id=first["id"], **limits)
         items = [*item_body(image)["input"], *first["output"], {"role": "user", "content": "And?"}]
-        whole = post(ring, "/v1/responses", input=items, **limits)
+        whole = post(image_ring, "/v1/responses", input=items, **limits)
         assert again["output"][0]["content"] == whole["output"][0]["content"]
         assert again["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
         texts.append((again["output"][0]["content"][0]["text"], again["usage"]["input_tokens"]))
     assert texts[0] != texts[1]
 
 
-def test_a_picture_of_a_tool_is_seen(ring: RingClient):
+def test_a_picture_of_a_tool_is_seen(image_ring: RingClient):
     seen: set[str] = set()
     for image in PICTURES[:2]:
         call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
@@ -109,18 +101,17 @@ def test_a_picture_of_a_tool_is_seen(ring: RingClient):
             {"role": "assistant", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "c", "content": [image_part(data_url(image))]},
         ]
-        reply = post(ring, "/v1/chat/completions", messages=messages, max_tokens=NUM_TOKENS, temperature=0)
+        reply = post(image_ring, "/v1/chat/completions", messages=messages, max_tokens=NUM_TOKENS, temperature=0)
         assert reply["usage"]["prompt_tokens_details"]["image_tokens"] > 0
         seen.add(reply["choices"][0]["message"]["content"])
     assert len(seen) == 2
 
 
-def test_a_prompt_of_text_has_its_pictures_first(ring: RingClient):
+def test_a_prompt_of_text_has_its_pictures_first(image_ring: RingClient):
     body = {"prompt": WORDS, "max_tokens": NUM_TOKENS, "temperature": 0, "stream": False}
     images = [[], [data_url(PICTURES[0])], [data_url(PICTURES[1])]]
-    found = [
-        httpx.post(f"{ring.url}/generate", json={**body, "images": some}, timeout=TIMEOUT_S).json() for some in images
-    ]
+    url = f"{image_ring.url}/generate"
+    found = [httpx.post(url, json={**body, "images": some}, timeout=TIMEOUT_S).json() for some in images]
     assert len({reply["text"] for reply in found}) > 1
     counts = [reply["usage"].get("image_tokens", 0) for reply in found]
     assert counts[0] == 0

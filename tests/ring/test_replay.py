@@ -29,7 +29,14 @@ REFUSED = {"prompt": "x" * 1000, "max_tokens": 5}
 
 def launch(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "launch.py"), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=4 * TIMEOUT_S, check=False)
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=4 * TIMEOUT_S,
+        check=False,
+        start_new_session=True,  # see `ServerProcess`
+    )
 
 
 @pytest.fixture(scope="module")

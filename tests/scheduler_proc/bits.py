@@ -40,6 +40,9 @@ from tests.scheduler_proc.simulated_drafter import plan_all_drafts
 PAGE_SIZE, OTHER_PAGE_SIZES, NUM_PAGES = 4, (1, 16, 128), 3000
 PLENTY, SCARCE, SCARCE_STATES = 400, 60, 4
 NUM_TEXTS, NUM_TOP = 8, 2
+LENGTH = 60
+"""Of each text. `tests/kernels/operations/test_attention_bits.py` has longer ones."""
+
 VARIANTS = list(dict.fromkeys(variant for variants in EVERY_ARCHITECTURE.values() for variant in variants))
 
 
@@ -106,7 +109,7 @@ class Texts:
         self.runner, self.load = runner, load
         first = Run(self, Budget(NUM_TEXTS, 4096))
         begins = [37 * text + 5 for text in range(NUM_TEXTS)]
-        requests = [user_msg(text, [begin], CONTEXT - 1, **params_of(text)) for text, begin in enumerate(begins)]
+        requests = [user_msg(text, [begin], LENGTH - 1, **params_of(text)) for text, begin in enumerate(begins)]
         first.finish(requests)
         self.ids = [[begin, *first.inbox.tokens[text, 0]] for text, begin in enumerate(begins)]
         self.logprobs = [first.inbox.logprobs[text, 0] for text in range(NUM_TEXTS)]
@@ -171,13 +174,13 @@ class Run:
         self._runner = self.texts.load(block_size=page_size)
         self._open(PLENTY, page_size)
 
-    def send(self, text: int, num_prompt: int, num_sent: int = 0, max_tokens: int = CONTEXT, **params: Any) -> None:
+    def send(self, text: int, num_prompt: int, num_sent: int = 0, max_tokens: int = LENGTH, **params: Any) -> None:
         """Requests the text from its first `num_prompt` tokens on; `num_sent` after them were computed elsewhere."""
         ids, uid = self.texts.ids[text], NUM_TEXTS * len(self.sent) + text
         request = user_msg(
             uid,
             ids[:num_prompt],
-            min(max_tokens, CONTEXT - num_prompt),
+            min(max_tokens, LENGTH - num_prompt),
             int(num_sent > 0),
             ids[num_prompt : num_prompt + num_sent],
             **(params_of(text) | params),
@@ -225,24 +228,24 @@ def alone(texts: Texts) -> list[str]:
 def as_one_prompt(texts: Texts) -> list[str]:
     run = Run(texts, Budget(1, 4096))
     for text in range(NUM_TEXTS):
-        run.send(text, CONTEXT - 1, num_prompt_logprobs=NUM_TOP, cache_salt=str(text))
+        run.send(text, LENGTH - 1, num_prompt_logprobs=NUM_TOP, cache_salt=str(text))
     return run.differences()
 
 
 def as_prompts_of_any_length(texts: Texts) -> list[str]:
     """In the last layer, only the last token is computed."""
     run = Run(texts, Budget(1, 4096))
-    for end in range(2, CONTEXT):
+    for end in range(2, LENGTH):
         run.send(end % NUM_TEXTS, end, max_tokens=1, cache_salt=str(end))
     return run.differences()
 
 
 def in_chunks(texts: Texts) -> list[str]:
     found: list[str] = []
-    for size in (1, 7, 64):
+    for size in (1, 7, 32):
         run = Run(texts, Budget(4, size))
         for text in range(4):
-            run.send(text, CONTEXT - 1, num_prompt_logprobs=NUM_TOP if text % 2 else None, cache_salt=str(text))
+            run.send(text, LENGTH - 1, num_prompt_logprobs=NUM_TOP if text % 2 else None, cache_salt=str(text))
         found += [f"{size} tokens a step: {difference}" for difference in run.differences()]
     return found
 
@@ -250,7 +253,7 @@ def in_chunks(texts: Texts) -> list[str]:
 def after_hits(texts: Texts) -> list[str]:
     """At every page boundary: each prompt has a page more than the one before. States are kept at some boundaries."""
     run = Run(texts, Budget(1, 4096))
-    ends = range(PAGE_SIZE, CONTEXT - REWRITTEN_TOKENS, PAGE_SIZE)
+    ends = range(PAGE_SIZE, LENGTH - REWRITTEN_TOKENS, PAGE_SIZE)
     for end in ends:
         run.send(0, end + REWRITTEN_TOKENS, max_tokens=1)
     for end in ends:
@@ -266,7 +269,7 @@ def with_others(texts: Texts) -> list[str]:
     run = Run(texts, Budget(NUM_TEXTS, 48))
     for turn in range(2):
         for text in range(NUM_TEXTS):
-            run.send(text, 1 + (text * 11 + turn * 29) % 90, cache_salt=str(turn))
+            run.send(text, 1 + (text * 11 + turn * 29) % (LENGTH - 6), cache_salt=str(turn))
     return run.differences()
 
 
@@ -295,7 +298,7 @@ def continued(texts: Texts) -> list[str]:
     """After a restart the cache is empty, and clients have some tokens."""
     run = Run(texts, Budget(NUM_TEXTS, 64))
     for text in range(NUM_TEXTS):
-        run.send(text, 1 + 3 * text, 5 + 7 * text)
+        run.send(text, 1 + 3 * text, 5 + 4 * text)
     return run.differences()
 
 
@@ -308,7 +311,7 @@ def call_by_call(texts: Texts) -> list[str]:
 
 def prompts_of_some_lengths(run: Run, **params: Any) -> list[str]:
     for text in range(NUM_TEXTS):
-        run.send(text, 1 + 9 * text, **params)
+        run.send(text, 1 + 7 * text, **params)
     return run.differences()
 
 

@@ -46,19 +46,24 @@ class Kind(NamedTuple):
     is_two_way: bool = False
 
 
-FAMILIES = {
-    "qwen2_5_vl": Kind(qwen("Qwen2_5_VL", rope_parameters=AXES)),
+KINDS = {
     "qwen3_vl": Kind(qwen("Qwen3VL", rope_parameters=AXES, head_dim=24)),
-    "qwen3_vl with parts for the last layer": Kind(qwen("Qwen3VL", rope_parameters=AXES, num_hidden_layers=3)),
-    "qwen3_vl_moe": Kind(qwen("Qwen3VLMoe", rope_parameters=AXES, **EXPERTS)),
     "qwen3_5": Kind(qwen("Qwen3_5", **HYBRID)),
-    "gemma3": Kind(gemma3, forward_two_way, has_axes=False, is_two_way=True),
     "gemma4 26B": Kind(
         gemma4(use_bidirectional_attention="vision", hidden_size_per_layer_input=0),
         forward_two_way,
         has_axes=False,
         is_two_way=True,
     ),
+}
+"""Positions with axes and more parts of rows; recurrent states; spans with attention both ways, and windows."""
+
+FAMILIES = {
+    **KINDS,
+    "qwen2_5_vl": Kind(qwen("Qwen2_5_VL", rope_parameters=AXES)),
+    "qwen3_vl with parts for the last layer": Kind(qwen("Qwen3VL", rope_parameters=AXES, num_hidden_layers=3)),
+    "qwen3_vl_moe": Kind(qwen("Qwen3VLMoe", rope_parameters=AXES, **EXPERTS)),
+    "gemma3": Kind(gemma3, forward_two_way, has_axes=False, is_two_way=True),
     "gemma4 E2B": Kind(gemma4(num_kv_shared_layers=1, hidden_size_per_layer_input=8), forward_two_way, has_axes=False),
 }
 PARTS: list[tuple[int | Image, ...]] = [
@@ -88,7 +93,7 @@ class Built(NamedTuple):
         return tokens_of(serve(engine, prompts, row_size(self.model)))
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module")
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
     return make_built(tmp_path_factory.mktemp("model"), request.param)
 
@@ -104,7 +109,14 @@ def make_built(path: Path, family: str) -> Built:
     return Built(path, model, prompts, expected)
 
 
-@pytest.mark.parametrize("way", WAYS)
+of_each_kind = pytest.mark.parametrize("built", KINDS, indirect=True)
+
+
+@pytest.mark.parametrize(
+    ("built", "way"),
+    [(family, way) for family in FAMILIES for way in WAYS if family in KINDS or way in ("together", "in chunks")],
+    indirect=["built"],
+)
 def test_the_tokens_are_those_of_transformers(built: Built, way: str) -> None:
     flags = dict(WAYS[way])
     if way == "in chunks":  # an image in both directions is never divided
@@ -117,6 +129,7 @@ def test_the_tokens_are_those_of_transformers(built: Built, way: str) -> None:
     assert engine.gauges["requests"] == engine.gauges["pages_in_use"] == 0
 
 
+@of_each_kind
 def test_steps_on_a_stand_in_for_a_gpu_give_the_same_tokens(built: Built) -> None:
     """Steps without tokens of images are captured, and steps overlap."""
     device = LateDevice()
@@ -127,6 +140,7 @@ def test_steps_on_a_stand_in_for_a_gpu_give_the_same_tokens(built: Built) -> Non
     assert engine.gauges["steps_ahead"] > 0
 
 
+@of_each_kind
 def test_a_prompt_continues_from_a_cached_prefix_of_any_length(built: Built) -> None:
     """The prefix is that of a prompt with another token of text: it may end within an image."""
     prompt, expected = built.prompts[LONGEST], built.expected[LONGEST]

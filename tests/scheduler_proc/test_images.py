@@ -17,7 +17,12 @@ from tests.runtime.images.references import picture
 from tests.scheduler_proc.image_server import ImageServer, ReferenceModel, continued
 from tests.vision_models import SAMPLES, make_vision_model
 
-FAMILIES = [name for name in SAMPLES if name != "lfm2_vl"]  # which has no processor without torchvision
+KINDS = ["idefics3", "qwen3_vl", "qwen3_5", "gemma4"]
+"""Plain spans; positions with axes and more parts of rows; recurrent states; spans with attention both ways."""
+
+FAMILIES = [*KINDS, *(name for name in SAMPLES if name not in (*KINDS, "lfm2_vl"))]
+"""LFM2-VL has no processor without torchvision."""
+
 IMAGE = {"type": "image"}
 NUM_LONG = 64
 SIZES = [(100, 60), (40, 150), (1, 1), (200, 3)]
@@ -77,13 +82,18 @@ class Model:
         }
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module")
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     model = Model(request.param, tmp_path_factory.mktemp(request.param))
     with closing(model.server):
         yield model
 
 
+of_each_family = pytest.mark.parametrize("model", FAMILIES, indirect=True)
+of_each_kind = pytest.mark.parametrize("model", KINDS, indirect=True)
+
+
+@of_each_family
 def test_the_output_depends_on_the_image(model: Model):
     one, other, *_ = model.cases
     assert one.output != other.output
@@ -91,6 +101,7 @@ def test_the_output_depends_on_the_image(model: Model):
         model.reference.check(other.request, other.images, one.output)
 
 
+@of_each_family
 def test_together_then_from_the_cache(model: Model):
     model.server.start()
     model.check(model.server)
@@ -100,6 +111,7 @@ def test_together_then_from_the_cache(model: Model):
     assert model.server.scheduler.gauges()["prefix_hit_tokens"] > 0
 
 
+@of_each_kind
 def test_in_chunks_with_few_pages_and_drafts(model: Model, tmp_path: Path):
     """Long answers do not fit side by side, so one request is preempted; drafts come from the text."""
     images = [picture(SIZES[0]), picture(SIZES[0])]
@@ -113,6 +125,7 @@ def test_in_chunks_with_few_pages_and_drafts(model: Model, tmp_path: Path):
     assert server.scheduler.gauges()["preemptions"] > 0 or span.is_two_way  # whose window pages let one of them wait
 
 
+@of_each_kind
 @pytest.mark.parametrize("keeps_cache", [True, False])
 def test_continued_in_mid_stream(model: Model, keeps_cache: bool):
     """Another attempt continues the output, at a scheduler with the cache or with nothing."""
@@ -126,6 +139,7 @@ def test_continued_in_mid_stream(model: Model, keeps_cache: bool):
     assert list(outputs.values()) == [case.output[3:] for case in cases]
 
 
+@of_each_kind
 def test_the_next_turn_finds_the_images_of_the_last_one(model: Model):
     """Its prompt begins with the tokens and the images of the one before; a new image comes behind them."""
     server, case = model.server, model.cases[0]
@@ -146,6 +160,7 @@ def test_the_next_turn_finds_the_images_of_the_last_one(model: Model):
         assert server.scheduler.gauges()["prefix_hit_tokens"] >= request.spans[0].end // 16 * 16
 
 
+@of_each_kind
 def test_equal_texts_with_other_images_share_nothing_of_them(model: Model):
     """The ids of the two prompts are the same."""
     server = model.server

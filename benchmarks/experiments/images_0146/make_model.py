@@ -2,8 +2,8 @@
 
     python -m benchmarks.experiments.images_0146.make_model OUT
 
-Needs the bundled GGUF file and the package accelerate. Then run llama.cpp's `convert_hf_to_gguf.py OUT --outtype f16`, once
-more with `--mmproj`, and `llama-quantize` of the first to Q4_K_M.
+Needs the bundled GGUF file and the package accelerate. Then run llama.cpp's `convert_hf_to_gguf.py OUT --outtype f16`,
+once more with `--mmproj`, and `llama-quantize` of the first to Q4_K_M.
 """
 
 import json

@@ -86,6 +86,7 @@ static void NAME(expert_block_plan)(const void *whole, int64_t expert, int64_t r
   call->x = (const element *)call->x + row * call->inputs;
   call->out = (element *)call->out + row * segment.outputs;
   call->num_rows = num_rows;
+  if (call->means) call->means += row;
   if (call->bias) call->bias = (const element *)call->bias + expert * segment.outputs;
   block_plan(call, all.weight + expert * all.num_blocks * all.num_units * all.unit_bytes, &segment, 1);
 }
@@ -93,7 +94,7 @@ static void NAME(expert_block_plan)(const void *whole, int64_t expert, int64_t r
 /* outputs: of an expert, a multiple of 32. Returns 0, or -1 without memory; so does the other. */
 PUBLIC int NAME(expert_block_linear)(const NAME(expert_packed_linear_arguments) *of) {
   const block_segment of_one = {(int32_t)of->outputs, ((const block_segment *)of->segment)->form};
-  block_call whole = {.x = of->x, .bias = of->biases, .out = of->out, .inputs = of->inputs};
+  block_call whole = {.x = of->x, .bias = of->biases, .means = of->means, .out = of->out, .inputs = of->inputs};
   block_parts(of->weight, &of_one, 1, of->inputs, whole.parts);
   const expert_kind kind = {NAME(expert_block_plan), expert_block_place, expert_block_preparations, expert_block_items,
                             expert_block_check, NAME(block_code_tile), NAME(block_item), sizeof(block_call), of->inputs,

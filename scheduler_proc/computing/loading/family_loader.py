@@ -24,7 +24,7 @@ from scheduler_proc.computing.model.adapters import Adapters
 from scheduler_proc.computing.model.blocks.pooler import DenseLayer
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import DescribedDecoder
-from scheduler_proc.computing.model.description import MTP, ModelDescription
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.mtp_decoder import MtpDecoder, describe_mtp
 from scheduler_proc.computing.model.sharding import Shard
@@ -35,8 +35,6 @@ from scheduler_proc.computing.step.inputs import Role
 
 if TYPE_CHECKING:
     from scheduler_proc.computing.loading.checkpoint import Checkpoint
-
-MTP_TENSOR = f"{MTP}.fc.weight"
 
 log = logging.getLogger("sluice.family_loader")
 
@@ -114,19 +112,23 @@ class FamilyLoader:
         config, family = self._config, self._family
         model = family.describe(hf_config, config.facts.max_model_len)
         if config.scheduling.speculative == "mtp":
-            has_mtp = self._checkpoint is None or MTP_TENSOR in self._checkpoint.files
-            if not (family.can_have_mtp and has_mtp):
+            if not self._has_mtp(model):
                 raise no_mtp_head(config)
             model = model.with_mtp()
         if not model.has_tied_head or self._checkpoint is None:
             return model
         return replace(model, has_tied_head=not has_own_head(model, family, self._checkpoint))
 
+    def _has_mtp(self, model: ModelDescription) -> bool:
+        """True if there is a head of multi-token prediction; random weights have one if the family knows any."""
+        name, checkpoint = self._family.mtp_tensor.format(len(model.layers)), self._checkpoint
+        return bool(name) and (checkpoint is None or name in checkpoint.files)
+
     def _make_weights(self, report: Report) -> Weights:
         shard, checkpoint, placement = self._shard, self._checkpoint, self._target.placement
         if checkpoint is None:
             return make_dummy_weights(shard, placement, report)
-        if shard.whole.mtp is None and MTP_TENSOR in checkpoint.files:
+        if shard.whole.mtp is None and self._has_mtp(shard.whole):
             log.info("the checkpoint has a head of multi-token prediction: --speculative mtp drafts with it")
         # Imported here for the same reason.
         from scheduler_proc.computing.loading.weight_cache import load_through_cache

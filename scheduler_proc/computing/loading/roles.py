@@ -47,8 +47,8 @@ def drafting_config(config: Config) -> Config:
 def no_mtp_head(config: Config) -> BootError:
     return BootError(
         f"--speculative mtp: {config.facts.served_names[0]} has no head of multi-token prediction that can be used "
-        f"(tensors {MTP}.*, or nextn in GGUF, of Qwen3-Next and Qwen3.5); use --speculative ngram, or "
-        "--speculative draft with a smaller model of the same tokenizer"
+        f"(tensors {MTP}.* of Qwen3-Next and Qwen3.5, a last layer with eh_proj of DeepSeek V3 and GLM-4.7-Flash, or "
+        "nextn in GGUF); use --speculative ngram, or --speculative draft with a smaller model of the same tokenizer"
     )
 
 

@@ -135,6 +135,11 @@ class MixerDescription(BlockDescription):
         """
         return None
 
+    @property
+    def latent_rank(self) -> int | None:
+        """The values of a cached key that are the value, too; `None` if keys and values are cached apart."""
+        return None
+
 
 MlpDescription = BlockDescription
 """An MLP of any kind, dense or of experts."""

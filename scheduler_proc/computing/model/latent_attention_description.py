@@ -40,6 +40,14 @@ class LatentAttentionDescription(MixerDescription):
         return self.rank + self.rotated_dim
 
     @property
+    def kind(self) -> tuple[int, int, int, int | None]:
+        return self.num_heads, 1, self.latent_size, None
+
+    @property
+    def latent_rank(self) -> int:
+        return self.rank
+
+    @property
     def query_parts(self) -> tuple[int, int]:
         """The values of a query head that are not, and are rotated."""
         return self.plain_dim, self.rotated_dim

@@ -112,7 +112,7 @@ class StepInputs:
     decode_works: Mapping[AttentionKind, DecodeWork] | None = None
     """The plans of decode attention: which program computes what; `None` for kernels without a plan."""
     prefill_tiles: Mapping[AttentionKind, Tensor] | None = None
-    """int32 [L, 4]: the plans for prefill rows."""
+    """int32 [L, 8]: the plans for prefill rows."""
     head_rows: PrefillRows | None = None
     """The prefill rows with only their tokens among `head_tokens`, which are then in the order of all tokens and begin
     with those of the decode rows. `None` if that is not known."""

@@ -32,7 +32,9 @@ from kernels.plans.decode_work import (
 )
 from kernels.plans.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
 from tests.kernels.cases import DEVICES, PagedCase, Shape, assert_close, dense_attention
+from tests.kernels.gpu.cases.latent_decode import SHAPES as LATENT_SHAPES
 from tests.kernels.gpu.cases.model_shapes import MODEL_SHAPES, VOCAB_SIZES, ModelShape
+from tests.kernels.latent_cases import LatentShape, attend_decode, attend_prefill, make_latent_case, with_latent_codes
 
 PAGE_SIZE, BF16, FP8 = 16, torch.bfloat16, torch.float8_e4m3fn
 DEVICE = DEVICES[-1]
@@ -143,6 +145,19 @@ def test_prefill(model: str, codes: torch.dtype | None) -> None:
     rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens, torch.from_numpy(tiles).to(DEVICE))
     paged_prefill(case.query, case.cache, rows, case.options, out)
     assert_close(out, case.expected, BF16)
+
+
+@pytest.mark.parametrize("model", LATENT_SHAPES if ON_GPU else ["Mistral 4"])
+@pytest.mark.parametrize("codes", [None, FP8], ids=["bf16", "fp8"])
+def test_latents(model: str, codes: torch.dtype | None) -> None:
+    """Prompts and decode rows, with the launches of these ranks."""
+    num_heads, rank, num_rotated = LATENT_SHAPES[model]
+    shape = LatentShape(num_heads if ON_GPU else 4, rank, num_rotated, PAGE_SIZE)
+    for attend, lens in ((attend_prefill, PREFILLS), (attend_decode, [(1, count - 1) for count in NUM_KEYS])):
+        new, before = map(list, zip(*lens, strict=True))
+        case = make_latent_case(shape, new, before, BF16, DEVICE)
+        case = case if codes is None else with_latent_codes(case, rank, codes)
+        assert_close(attend(case, rank), case.expected[..., :rank], BF16)
 
 
 def without_triton(reference: Callable[..., Tensor], *arguments: object) -> Tensor:

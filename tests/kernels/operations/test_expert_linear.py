@@ -15,6 +15,7 @@ from kernels.formats.plain import PlainWeight
 from kernels.formats.quantized import QUANTIZED
 from kernels.formats.weight_format import Weight
 from kernels.operations.experts import route_tokens
+from kernels.operations.quantize import sum_magnitudes
 from tests.kernels.gpu.plausible_blocks import plausible_rows
 from tests.naming import naming
 
@@ -98,6 +99,31 @@ def check_outputs(
             else:
                 assert torch.equal(out[begin:end], expected)
         begin = end
+
+
+class SumOfRanks:
+    """Stands in for two ranks, whose parts add up to `total`."""
+
+    size = 2
+
+    def __init__(self, total: Tensor):
+        self._total = total
+
+    def all_reduce(self, part_TE: Tensor, /) -> Tensor:
+        return part_TE.copy_(self._total)
+
+
+def test_ranks_with_a_part_of_the_inputs_have_the_codes_of_one(backend: str) -> None:
+    """One half of the inputs is far larger, so the ranks' own scales would be others."""
+    values = torch.randn(NUM_EXPERTS * NUM_OUTPUTS, NUM_INPUTS, generator=torch.Generator().manual_seed(7))
+    x, routes, quantize = make_rows(40, torch.float32), make_routes(20), QUANTIZED[8].quantize
+    x[:, :128] *= 30.0
+    expected = quantize(values).experts(None)(x, routes, None)
+    ranks, largest_O, total = SumOfRanks(sum_magnitudes(x)), values.abs().amax(1), torch.zeros_like(expected)
+    for half in (slice(128), slice(128, None)):
+        layer = quantize(values[:, half].contiguous(), largest_O).experts(None, ranks)
+        total += layer(x[:, half].contiguous(), routes, None)
+    torch.testing.assert_close(total, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

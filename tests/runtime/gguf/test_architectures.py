@@ -47,6 +47,7 @@ OTHER_FIELDS = {
     "lfm2moe": ["rms_norm_eps", "hidden_act", "block_auto_adjust_ff_dim"],
 }
 """Fields that the checkpoint has in another form, or lacks because its family does not use them."""
+INDEXED = "deepseek32", "glm-dsa"
 HYBRIDS: dict[str, tuple[int, int, int]] = dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), (2, 6, 4))
 """Key heads, value heads and the size of both."""
 
@@ -91,6 +92,8 @@ def test_tensors_are_those_of_the_checkpoint(name: str):
     expected: dict[str, str] = MODELS[name]["tensors"]
     if name == "qwen35":
         expected = expected | mtp_digests(expected)
+    if name in INDEXED:
+        expected = expected | nextn_digests(expected, MODELS[name]["config"]["hidden_size"])
     assert {key: digest(values) for key, values in found.items()} == expected
 
 
@@ -103,6 +106,18 @@ def mtp_digests(tensors: dict[str, str]) -> dict[str, str]:
         **{key.replace("model.layers.1.", "mtp.layers.0."): value for key, value in last.items()},
         **{f"mtp.{key}.weight": value for key, value in norms.items()},
         "mtp.fc.weight": digest(numpy.zeros((size, 2 * size), numpy.float32)),
+    }
+
+
+def nextn_digests(tensors: dict[str, str], size: int) -> dict[str, str]:
+    """Likewise, as DeepSeek V3 has it (`add_nextn`)."""
+    last = {key: value for key, value in tensors.items() if key.startswith("model.layers.1.")}
+    copies = dict.fromkeys(("enorm", "hnorm", "shared_head.norm"), tensors["model.norm.weight"])
+    copies |= {"embed_tokens": tensors["model.embed_tokens.weight"], "shared_head.head": tensors["lm_head.weight"]}
+    return {
+        **{key.replace("layers.1.", "layers.2."): value for key, value in last.items()},
+        **{f"model.layers.2.{key}.weight": value for key, value in copies.items()},
+        "model.layers.2.eh_proj.weight": digest(numpy.zeros((size, 2 * size), numpy.float32)),
     }
 
 
@@ -175,6 +190,12 @@ def test_deepseek2_files_hold_several_families():
     assert grows["rope_parameters"]["llama_4_scaling_beta"] == 0.25
     assert grows["rope_parameters"]["original_max_position_embeddings"] == 16
     assert config_of_latents(expert_count=None)["model_type"] == "youtu"
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_files_with_an_indexer_fit_their_models(name: str):
+    """`check_gguf` finds no tensor of the indexer or of the layer that predicts further tokens to be too many."""
+    check_gguf(GOLDEN / f"{name}.gguf")
 
 
 def test_glm_4_7_flash_has_sigmoids_without_a_gating_function():

@@ -92,6 +92,7 @@ DIVIDED: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
     ("deepseek-v2", {}, 2, {}),
     ("deepseek-v3", {}, 4, {}),
     ("glm4-moe-lite", {}, 2, {"kv_cache_dtype": "int8"}),
+    ("glm4-moe-lite", {}, 2, {"quantization": "int8"}),
     ("youtu", {}, 2, {"quantization": "int8"}),
     ("minicpm3", {}, 2, {}),
     ("mistral4", {}, 2, {}),

@@ -10,16 +10,19 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import count_programs
+from kernels.gpu.latent_launch import latent_tiles_of
 from kernels.gpu.launch_table import count_tile_tokens, find_launch, has_fixed_launches
 from kernels.plans.decode_work import (
     DecodeLayout,
+    DecodeScratch,
     DecodeShape,
     DecodeWork,
     PlanLayout,
     make_decode_scratch,
     plan_decode_work,
 )
-from kernels.plans.prefill_tiles import max_prefill_tiles, plan_prefill_tiles
+from kernels.plans.latent_tiles import LatentLayout, plan_latent_work
+from kernels.plans.prefill_tiles import PrefillTiles
 from kernels.plans.split_work import SplitLayout, make_split_scratch, plan_split_work
 from messages.ring.steps import Batch
 from scheduler_proc.computing.step.inputs import AttentionKind, StepInputs
@@ -36,7 +39,7 @@ class ShapePlans:
         self._shares_prefixes = shares_prefixes
         self._num_programs = count_programs(shape, device)
         self._merges_in_kernel = bool(find_launch("decode_work", *shape.launch_shape)["merges"])
-        self.tile_tokens = count_tile_tokens(*shape.launch_shape)
+        self.tiles = PrefillTiles(count_tile_tokens(*shape.launch_shape))
         self.scratch = make_decode_scratch(self.layout(max_rows), shape.head_dim, device)
 
     def layout(self, max_rows: int) -> DecodeLayout:
@@ -52,11 +55,28 @@ class SplitPlans:
 
     def __init__(self, shape: DecodeShape, max_rows: int, _shares_prefixes: bool, device: torch.device):
         self._num_heads = shape.num_heads
-        self.tile_tokens = count_tile_tokens(*shape.launch_shape)
+        self.tiles = PrefillTiles(count_tile_tokens(*shape.launch_shape))
         self.scratch = make_split_scratch(self.layout(max_rows), shape.head_dim, device)
 
     def layout(self, max_rows: int) -> SplitLayout:
         return SplitLayout(max_rows, self._num_heads)
+
+
+class LatentPlans:
+    """The same of attention to latents, with fixed launches and without."""
+
+    plan_decode: Callable[..., None] = staticmethod(plan_latent_work)
+
+    def __init__(self, shape: DecodeShape, _max_rows: int, _shares_prefixes: bool, device: torch.device):
+        assert shape.latent_rank is not None
+        sizes = shape.num_heads, shape.latent_rank, shape.head_dim - shape.latent_rank, shape.launch_shape[2]
+        self.tiles = latent_tiles_of(False, sizes)
+        self._decode_tiles = latent_tiles_of(True, sizes)
+        unread = torch.empty(0, device=device)
+        self.scratch = DecodeScratch(unread, unread, unread)
+
+    def layout(self, max_rows: int) -> LatentLayout:
+        return LatentLayout(self._decode_tiles, max_rows)
 
 
 class AttentionPlans:
@@ -74,9 +94,12 @@ class AttentionPlans:
     ):
         self._page_size = max((shape.page_size for shape in shapes.values()), default=0)
         make = SplitPlans if has_fixed_launches() else ShapePlans
-        plans = {shape: make(shape, max_rows, shares_prefixes, device) for shape in dict.fromkeys(shapes.values())}
+        plans = {
+            shape: (make if shape.latent_rank is None else LatentPlans)(shape, max_rows, shares_prefixes, device)
+            for shape in dict.fromkeys(shapes.values())
+        }
         self._kinds = {kind: plans[shape] for kind, shape in shapes.items()}
-        self._tile_tokens = list(dict.fromkeys(plan.tile_tokens for plan in self._kinds.values()))
+        self._tiles = list(dict.fromkeys(plan.tiles for plan in self._kinds.values()))
 
     def planned(self, shape: StepShape, max_rows: int) -> StepShape:
         """Returns the shape with room for the plans; their decode part serves up to `max_rows` rows, if it has any."""
@@ -86,7 +109,7 @@ class AttentionPlans:
             layouts = tuple(plans.layout(max_rows) for plans in self._kinds.values())
         if shape.num_prefill_tokens:
             sizes = shape.num_prefill_tokens, shape.num_prefill_rows
-            num_tiles = tuple(max_prefill_tiles(*sizes, tile_tokens) for tile_tokens in self._tile_tokens)
+            num_tiles = tuple(tiles.max_lines(*sizes) for tiles in self._tiles)
         return replace(shape, decode_layouts=layouts, num_tiles=num_tiles)
 
     def pack(self, batch: Batch, shape: StepShape, arrays: Arrays) -> None:
@@ -98,7 +121,7 @@ class AttentionPlans:
         rows = slice(0, num_rows - num_decode)
         lens = arrays["prefill_query_lens"][rows], arrays["prefill_context_lens"][rows]
         for index in range(len(shape.num_tiles)):
-            plan_prefill_tiles(*lens, arrays[f"prefill_tiles_{index}"], self._tile_tokens[index])
+            self._tiles[index].plan(*lens, arrays[f"prefill_tiles_{index}"])
 
     def add(self, inputs: StepInputs, shape: StepShape, tensors: Mapping[str, Tensor]) -> StepInputs:
         """Returns the inputs with the plans, whose columns are in `tensors`."""
@@ -112,7 +135,6 @@ class AttentionPlans:
             }
         if shape.num_tiles:
             tiles = {
-                kind: tensors[f"prefill_tiles_{self._tile_tokens.index(plans.tile_tokens)}"]
-                for kind, plans in self._kinds.items()
+                kind: tensors[f"prefill_tiles_{self._tiles.index(plans.tiles)}"] for kind, plans in self._kinds.items()
             }
         return replace(inputs, decode_works=works, prefill_tiles=tiles)

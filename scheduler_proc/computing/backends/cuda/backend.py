@@ -15,7 +15,6 @@ from scheduler_proc.computing.backends.cuda.device import CudaDevice
 from scheduler_proc.computing.backends.cuda.loading import GpuRunnerFactory
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
-from scheduler_proc.computing.model.latent_attention_description import LatentAttentionDescription
 from scheduler_proc.computing.parallel import Meeting, ParallelGroup
 from scheduler_proc.computing.placement import DTYPES, Placement, find_kv_codes, refuse_quantization
 from scheduler_proc.computing.report import Report
@@ -56,10 +55,6 @@ class CudaBackend:
             return
         for is_refused, reason in (
             (config.run.tensor_parallel > 1, "NCCL's sums of several ranks depend on the step; use --data-parallel"),
-            (
-                model is not None and bool(model.find(LatentAttentionDescription)),
-                "torch computes latent attention on a GPU, in an order that depends on the step; take another model",
-            ),
             (model is None, "torch's products in transformers' code depend on the step; take a family in README.md"),
         ):
             if is_refused:

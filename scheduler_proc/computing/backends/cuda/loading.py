@@ -164,7 +164,7 @@ def _load_kernels(device: CudaDevice) -> bool:
 def _make_attention(model: ModelParts, device: CudaDevice) -> AttentionPlans:
     cache, decoder = model.config.cache, model.decoder
     values = cache.block_size, decoder.activation_dtype, model.placement.kv_codes
-    kinds = (mixer.kind for mixer in decoder.model.mixers)
-    shapes = {kind: DecodeShape(*kind[:-1], *values) for kind in kinds if kind is not None}
+    kinds = ((mixer.kind, mixer.latent_rank) for mixer in decoder.model.mixers)
+    shapes = {kind: DecodeShape(*kind[:-1], *values, rank) for kind, rank in kinds if kind is not None}
     max_rows, shares = model.config.scheduling.max_num_seqs, cache.shared_prefix_attention
     return AttentionPlans(shapes, max_rows, shares, device.torch_device)

@@ -37,7 +37,7 @@ class Block:
         self._router = pop_linear(weights, f"{layer}.router")
         self._scales = pop_tensor(weights, f"{layer}.router.scales").float() if mlp.has_scales else None
         self._linear_in = pop_experts(weights, f"{layer}.experts_in")
-        self._linear_out = pop_experts(weights, f"{layer}.experts_out", has_bias=context.parallel.rank == 0)
+        self._linear_out = pop_experts(weights, f"{layer}.experts_out", context.parallel)
         self._shared = dense_mlp.Block(f"{layer}.shared", mlp.shared, weights, context) if mlp.shared else None
         self._shared_gate = pop_linear(weights, f"{layer}.shared_gate") if mlp.has_shared_gate else None
 

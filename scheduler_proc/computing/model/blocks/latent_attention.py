@@ -45,7 +45,7 @@ class Block:
         return PagedKV(latents, latents, page_size, *scales, *scales)
 
     def __init__(self, layer: str, attention: LatentAttentionDescription, weights: Weights, context: BlockContext):
-        self._sizes = attention
+        self._sizes, self._kind = attention, attention.kind
         self._query_latent = None
         if attention.query_rank is not None:
             self._query_latent = pop_linear(weights, f"{layer}.query_latent")
@@ -67,7 +67,8 @@ class Block:
         """Returns the update of the residual stream, [T, E]; first stores the latents."""
         (rows, room, attended, narrow), sizes = layer_rows, self._sizes
         step, queries = rows.step, self._store(normed_TE, rows, room, memory)
-        prefill = PrefillRows(step.prefill_page_tables, step.prefill_query_lens, step.prefill_context_lens)
+        tiles = None if step.prefill_tiles is None else step.prefill_tiles[self._kind]
+        prefill = PrefillRows(step.prefill_page_tables, step.prefill_query_lens, step.prefill_context_lens, tiles)
         later = None if narrow is None else step.head_tokens
         out_rows, out_room = narrow or (rows, replace(room, attended=attended))
         if later is not None and step.head_rows is not None:
@@ -117,6 +118,7 @@ class Block:
                 step.decode_num_keys,
                 sizes.scale,
                 out_HTC[:, :num_decode],
+                None if step.decode_works is None else step.decode_works[self._kind],
             )
         if num_decode < out_HTC.shape[1]:
             latent_prefill(queries.of(slice(num_decode, None)), memory, prefill, sizes.scale, out_HTC[:, num_decode:])

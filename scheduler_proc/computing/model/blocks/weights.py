@@ -10,7 +10,7 @@ from kernels.formats.weight_format import Linear, Weight
 from kernels.operations.expert_linear import ExpertLinear
 from kernels.operations.gelu import GeluKind, gelu
 from kernels.operations.lora_linear import lora_linear
-from scheduler_proc.computing.parallel import ParallelGroup
+from scheduler_proc.computing.parallel import ALONE, ParallelGroup
 from scheduler_proc.computing.step.rows import StepRows
 
 Weights = dict[str, Weight]
@@ -38,10 +38,13 @@ def pop_linear(weights: Weights, name: str, activation: GeluKind | None = None) 
     return _of_step(name, linear, cache(lambda: weight.linear(bias_O, None)), partial(gelu, kind=activation))
 
 
-def pop_experts(weights: Weights, name: str, *, has_bias: bool = True) -> ExpertLinear:
-    """Returns the linear layers `name` of experts, with their biases if they have some and `has_bias`."""
+def pop_experts(weights: Weights, name: str, parallel: ParallelGroup = ALONE) -> ExpertLinear:
+    """Returns the linear layers `name` of experts, with their biases if they have some.
+
+    With several ranks their inputs are divided; their outputs are to be summed, and one rank has the biases.
+    """
     weight, bias_O = weights.pop(f"{name}.weight"), _pop_bias(weights, name)
-    return weight.experts(bias_O if has_bias else None)
+    return weight.experts(None if parallel.rank else bias_O, parallel if parallel.size > 1 else None)
 
 
 def pop_row_parallel(weights: Weights, name: str, parallel: ParallelGroup) -> StepLinear:

@@ -5,6 +5,7 @@ import re
 from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
 from scheduler_proc.computing.model.description import MlpDescription, ModelDescription
 from scheduler_proc.computing.model.families import glm4_moe, latent, llama
+from scheduler_proc.computing.model.families.mtp import NEXTN, with_mtp
 
 LATENTS = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128}
 DEFAULTS = HfConfig(
@@ -59,6 +60,7 @@ FAMILY = llama.FAMILY.like(
     "DeepseekV3ForCausalLM Glm4MoeLiteForCausalLM DeepseekV32ForCausalLM GlmMoeDsaForCausalLM",
     "deepseek_v3 kimi_k2 glm4_moe_lite deepseek_v32 glm_moe_dsa",
     describe,
-    latent.list_sources,
+    with_mtp(latent.list_sources, NEXTN),
     ignored=re.compile(r"(model\.)?layers\.\d+\..*|lm_head\.weight"),  # the layer of multi-token prediction
+    mtp_tensor=NEXTN.join,
 )

@@ -12,7 +12,7 @@ from scheduler_proc.computing.model.parameters import Shape
 HEAD_NAME = "lm_head.weight"
 TOWERS = re.compile(
     r"(model\.)?(visual|vision_(tower|model|encoder)|audio_tower|embed_(vision|audio)|multi_modal_projector|connector|"
-    r"mlp1|image_newline)(\..*)?"
+    r"mm_projector|mlp1|image_newline)(\..*)?"
 )
 """Names of tensors of what makes rows of images and sounds."""
 
@@ -141,14 +141,14 @@ class Family(TensorNames):
     """A model family.
 
     `model_types` decide if config.json gives no architecture. `describe` raises `BootError` for an unsupported model;
-    its arguments are config.json and the longest context to serve, in tokens. `can_have_mtp`: `list_sources` knows the
-    tensors of a head of multi-token prediction.
+    its arguments are config.json and the longest context to serve, in tokens. `mtp_tensor`: a tensor of a head of
+    multi-token prediction, whose others `list_sources` knows; `{}` in it is the number of the model's layers.
     """
 
     architectures: tuple[str, ...]
     model_types: tuple[str, ...]
     describe: Describe
-    can_have_mtp: bool = False
+    mtp_tensor: str = ""
 
     def ignores(self, name: str) -> bool:
         return super().ignores(name) or TOWERS.fullmatch(name) is not None

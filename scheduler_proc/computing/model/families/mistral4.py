@@ -1,5 +1,6 @@
 """Mistral 4: latent attention whose queries grow with their position, and experts chosen by a softmax."""
 
+import logging
 from dataclasses import replace
 
 from scheduler_proc.computing.hf_config import HfConfig
@@ -23,6 +24,8 @@ DEFAULTS = HfConfig(
     | {"first_k_dense_replace": 0, "rope_parameters": ROPE}
 )
 
+log = logging.getLogger("sluice.mistral4")
+
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hf_config = DEFAULTS.overridden(hf_config)
@@ -30,6 +33,12 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     if growth := parameters.optional_number("llama_4_scaling_beta"):
         rope = replace(attention.rope, query_growth=growth, original_max_positions=parameters.count(ORIGINAL))
         attention = replace(attention, rope=rope)
+    elif max_model_len > attention.rope.original_max_positions > 0:
+        log.warning(
+            "the model lacks llama_4_scaling_beta, by which queries grow with their position (GGUF files may not have "
+            "it): contexts of up to %d tokens are computed exactly, longer ones are not",
+            attention.rope.original_max_positions,
+        )
 
     def adapt(mlp: MlpDescription) -> MlpDescription:
         is_routed = isinstance(mlp, ExpertMlpDescription)

@@ -10,20 +10,24 @@ from typing import NamedTuple
 
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.attention_description import AttentionDescription
-from scheduler_proc.computing.model.description import (
-    MTP,
-    LayerDescription,
-    MlpDescription,
-    ModelDescription,
-)
+from scheduler_proc.computing.model.description import MlpDescription, ModelDescription
 from scheduler_proc.computing.model.families import llama, qwen2_moe, qwen3_moe
-from scheduler_proc.computing.model.families.family import Parts, Source, Stack, linear_sources, renamed
+from scheduler_proc.computing.model.families.family import Parts, Source, Stack, linear_sources
 from scheduler_proc.computing.model.families.layer_kinds import WHOLE_CONTEXT, read_kinds
+from scheduler_proc.computing.model.families.mtp import MtpNames, with_mtp
 from scheduler_proc.computing.model.gated_delta_description import GatedDeltaDescription
 
 RECURRENT = "linear_attention"
 DEFAULTS = HfConfig({"head_dim": 256, "partial_rotary_factor": 0.25, "norm_topk_prob": True})
 """The values of fields that config.json may lack."""
+
+MTP_NAMES = MtpNames(
+    layer="mtp.layers.0.",
+    final_norm="mtp.norm.",
+    join="mtp.fc.weight",
+    embedding_norm="mtp.pre_fc_norm_embedding.weight",
+    hidden_norm="mtp.pre_fc_norm_hidden.weight",
+)
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
@@ -65,26 +69,16 @@ def describe_delta(hf_config: HfConfig) -> GatedDeltaDescription:
     )
 
 
-def list_sources(model: ModelDescription) -> list[Source]:
+def _list_sources(model: ModelDescription) -> list[Source]:
     sources = llama.list_sources(model, qwen3_moe.mlp_sources, attention_sources=_attention_sources)
     for index, layer in enumerate(model.layers):
         if (delta := layer.find(GatedDeltaDescription)) is not None:
             block = f"model.layers.{index}.linear_attn"
             sources += _delta_sources(block, f"layers.{index}", delta, model.hidden_size)
-    return sources if model.mtp is None else sources + _mtp_sources(model, model.mtp)
+    return sources
 
 
-def _mtp_sources(model: ModelDescription, layer: LayerDescription) -> list[Source]:
-    """The head of multi-token prediction has the names of a model with one layer, under a prefix."""
-    alone = list_sources(replace(model, layers=(layer,), mtp=None, has_tied_head=True))
-    names = {"model.layers.": f"{MTP}.layers.", "model.norm.": f"{MTP}.norm."}
-    size = model.hidden_size
-    return [
-        *(replace(source, target=f"{MTP}.{source.target}") for source in renamed(alone, names)[1:]),
-        Source(f"{MTP}.fc.weight", (size, 2 * size), f"{MTP}.join.weight"),
-        Source(f"{MTP}.pre_fc_norm_embedding.weight", (size,), f"{MTP}.embedding_norm.weight"),
-        Source(f"{MTP}.pre_fc_norm_hidden.weight", (size,), f"{MTP}.hidden_norm.weight"),
-    ]
+list_sources = with_mtp(_list_sources, MTP_NAMES)
 
 
 def _attention_sources(name: str, layer: str, attention: AttentionDescription, hidden: int) -> list[Source]:
@@ -149,5 +143,5 @@ FAMILY = llama.FAMILY.like(
     describe,
     list_sources,
     ignored=re.compile(r"lm_head\.weight|mtp\..*"),
-    can_have_mtp=True,
+    mtp_tensor=MTP_NAMES.join,
 )

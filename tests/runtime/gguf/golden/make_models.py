@@ -1,7 +1,7 @@
 """Makes models.json and a GGUF file per architecture: random models of `transformers`, through llama.cpp's converter.
 
-Run: python make_models.py LLAMA_CPP (the sources of llama.cpp, as in llama-cpp-python 0.3.36). The files have no
-tokenizer. models.json has config.json's fields and a digest of each tensor of the checkpoint, with its shape.
+Run: python make_models.py LLAMA_CPP [NAME ...] (the sources of llama.cpp, as in llama-cpp-python 0.3.36). The files
+have no tokenizer. models.json has config.json's fields and a digest of each tensor of the checkpoint, with its shape.
 """
 
 import hashlib
@@ -72,6 +72,7 @@ GLM_EXPERTS = {
     "norm_topk_prob": True,
     "first_k_dense_replace": 1,
 }
+INDEXER = {"index_n_heads": 2, "index_head_dim": 4, "index_topk": 96, "n_group": 1, "topk_group": 1}
 LAYERS = {"num_hidden_layers": 4, "sliding_window": 7}
 KINDS = ["sliding_attention", "full_attention"]
 HYBRID = {
@@ -228,6 +229,12 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
         rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.5], "long_factor": [4.0]}
         | {"original_max_position_embeddings": 96},
     ),
+    "deepseek32": transformers.DeepseekV32Config(
+        **SIZES | LATENTS | GLM_EXPERTS | INDEXER, scoring_func="sigmoid", num_nextn_predict_layers=1
+    ),
+    "glm-dsa": transformers.GlmMoeDsaConfig(
+        **SIZES | LATENTS | GLM_EXPERTS | INDEXER, scoring_func="sigmoid", num_nextn_predict_layers=1
+    ),
 }
 
 
@@ -243,7 +250,9 @@ def convert(llama_cpp: str, directory: Path, outfile: Path) -> None:
     import_module("conversion.mamba").Mamba2Model.set_vocab = lambda self: None
     import_module("conversion.granite").GraniteHybridModel.set_vocab = lambda self: None
     import_module("conversion.glm").Glm4MoeLiteModel.set_vocab = lambda self: None
-    import_module("conversion.deepseek").DeepseekV2Model.set_vocab = lambda self: None
+    for name in ("DeepseekV2Model", "DeepseekV32Model"):
+        getattr(import_module("conversion.deepseek"), name).set_vocab = lambda self: None
+    import_module("conversion.glm").GlmMoeDsaModel.set_vocab = lambda self: None
     import_module("conversion.nemotron").NemotronHModel.set_vocab = lambda self: None
     sys.argv = ["convert", str(directory), "--outtype", "f16", "--outfile", str(outfile)]
     if outfile.stem in ("qwen35moe", "qwen3next"):
@@ -278,6 +287,17 @@ def add_mtp(path: Path) -> None:
     norm = tensors["model.norm.weight"]
     mtp |= {f"mtp.{name}.weight": norm.clone() for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")}
     save_file(tensors | mtp | {"mtp.fc.weight": torch.zeros(len(norm), 2 * len(norm))}, path, {"format": "pt"})
+
+
+def add_nextn(path: Path) -> None:
+    """Adds the layer that predicts a further token, as DeepSeek V3 has it; embedding and head are copies."""
+    tensors, last = load_file(path), "model.layers.2."
+    norm, table, head = (tensors[f"{name}.weight"] for name in ("model.norm", "model.embed_tokens", "lm_head"))
+    layer = {name.replace("layers.1.", "layers.2."): tensor for name, tensor in tensors.items() if ".layers.1." in name}
+    layer |= {f"{last}{name}.weight": norm for name in ("enorm", "hnorm", "shared_head.norm")}
+    layer |= {f"{last}embed_tokens.weight": table, f"{last}shared_head.head.weight": head}
+    layer[f"{last}eh_proj.weight"] = torch.zeros(len(norm), 2 * len(norm))
+    save_file(tensors | {name: tensor.clone() for name, tensor in layer.items()}, path, {"format": "pt"})
 
 
 def rewrite_config(path: Path) -> None:
@@ -325,8 +345,11 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def main() -> None:
-    found: dict[str, Any] = {}
+    llama_cpp, *names = sys.argv[1:]
+    found: dict[str, Any] = json.loads((HERE / "models.json").read_text()) if names else {}
     for seed, (name, config) in enumerate(CONFIGS.items()):
+        if names and name not in names:
+            continue
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         for parameter in [*model.parameters(), *(each for name, each in model.named_buffers() if BUFFERS.search(name))]:
@@ -342,9 +365,11 @@ def main() -> None:
                 tensors = {key: multiply(key, tensor) for key, tensor in tensors.items()}
             if name == "qwen35":
                 add_mtp(directory / "model.safetensors")
+            if name in ("deepseek32", "glm-dsa"):
+                add_nextn(directory / "model.safetensors")
             fields = json.loads((directory / "config.json").read_text())
             rewrite_config(directory / "config.json")
-            convert(sys.argv[1], directory, HERE / f"{name}.gguf")
+            convert(llama_cpp, directory, HERE / f"{name}.gguf")
         found[name] = {"config": fields, "tensors": {key: digest(each) for key, each in tensors.items()}}
     (HERE / "models.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

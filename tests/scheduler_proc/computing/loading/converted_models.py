@@ -82,6 +82,7 @@ LATENTS = {
     "v_head_dim": 12,
 }
 LATENT_EXPERTS = {**LATENTS, "n_routed_experts": 4, "moe_intermediate_size": 8, "scoring_func": "sigmoid"}
+INDEXER = {"index_n_heads": 2, "index_head_dim": 8, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
 SHORT_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 96}
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -127,6 +128,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm4-moe-lite": ("glm4-moe-lite", {**LATENT_EXPERTS, "first_k_dense_replace": 1, "rope_interleave": True}),
     "deepseek2-dense": ("youtu", LATENTS),
+    "deepseek32": ("deepseek-v32", {**LATENT_EXPERTS, **INDEXER, "norm_topk_prob": True}),
+    "glm-dsa": ("glm-moe-dsa", {**LATENT_EXPERTS, **INDEXER}),
     "minicpm3": (
         "minicpm3",
         {**LATENTS, "v_head_dim": 8, "scale_emb": 12, "dim_model_base": 256}

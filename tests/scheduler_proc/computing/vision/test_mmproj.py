@@ -34,9 +34,11 @@ def _make(family: str, path: Path, form: str = "F32", **fields: Any) -> tuple[Pa
     return model_dir, file
 
 
-@pytest.mark.parametrize("form", DISTANCES)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_files_of_all_families(tmp_path: Path, family: str, form: str):
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [*((family, "F32") for family in FAMILIES), *(("idefics3", form) for form in list(DISTANCES)[1:])],
+)
+def test_files_of_all_families_and_forms(tmp_path: Path, family: str, form: str):
     model_dir, file = _make(family, tmp_path, form)
     layout, views = towers.layout_of(FAMILIES[family]), towers.random_views((32, 32))
     expected = towers.load(family, model_dir).encode(views, layout)

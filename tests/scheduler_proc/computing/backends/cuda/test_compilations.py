@@ -81,6 +81,7 @@ def test_kernels_of_weights_in_their_forms_are_compiled_at_load(tmp_path: Path) 
     [
         ("qwen3-gqa-tied", {"num_hidden_layers": 2} | WINDOWS, {"attend": 2, "merge": 1, "multiply": 2}),
         ("qwen3moe", {"num_hidden_layers": 1}, {"attend": 1, "merge": 1, "multiply_experts": 1}),
+        ("youtu", {"num_hidden_layers": 1}, {"attend": 1, "merge": 1, "store_latents_kernel": 1}),
     ],
 )
 def test_fixed_launches_are_one_kernel_for_all_steps(

@@ -67,6 +67,15 @@ def test_what_transformers_computes_has_the_tokens_of_a_cpu(tmp_path: Path, vari
     assert generate(on_gpu, PROMPTS, 12, schedule, GREEDY) == generate(on_cpu, PROMPTS, 12, schedule, GREEDY)
 
 
+@pytest.mark.parametrize("variant", ["youtu", "glm4-moe-lite"])
+def test_captured_latent_attention_has_the_tokens_of_a_cpu(tmp_path: Path, variant: str) -> None:
+    build_checkpoint(tmp_path, variant)
+    schedule = Schedule(chunk_tokens=7, stagger=1, seed=5)
+    captured, on_cpu = load(tmp_path), load_runner(make_config(tmp_path), ignore_report)
+    assert num_graphs(captured) == 12
+    assert generate(captured, PROMPTS, 12, schedule, GREEDY) == generate(on_cpu, PROMPTS, 12, schedule, GREEDY)
+
+
 def test_overlapped_steps_give_the_same_tokens(model_dir: Path) -> None:
     params = [SamplingParams(5 + 7 * i, temperature=0.0) for i in range(len(PROMPTS))]
     engines = [OfflineEngine(make_config(model_dir, **FLAGS, overlap=overlap)) for overlap in (True, False)]

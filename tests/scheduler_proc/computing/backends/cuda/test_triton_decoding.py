@@ -23,7 +23,7 @@ ATTENTION = {"paged_decode", "paged_prefill"} & set(NAMES)
 GATED = {"rms_norm", "silu_mul", "rotate_store"}
 EXPERTS = {"route_tokens", "gather_rows", "expert_plain_linear", "combine_experts"}
 MAMBA = {"short_conv", "mamba_scan", "gated_norm"} & set(NAMES)
-LATENT = {"rms_norm", "silu_mul"}
+LATENT = {"rms_norm", "silu_mul", "store_latents", "latent_decode", "latent_prefill"} & set(NAMES)
 OPERATIONS = {
     "gpt2": {"layer_norm", "gelu", "rotate_store"},
     "cohere2": {"layer_norm", "silu_mul", "rotate_store"},

@@ -10,7 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tests.checkpoints import CONTEXT, VOCAB_SIZE, make_config
+from tests.checkpoints import CONTEXT, MLA, VOCAB_SIZE, make_config
 from tests.scheduler_proc.computing.model.test_decoder import our_logits
 
 PROMPTS = [[5, 6, 7], list(range(40)), [9]]
@@ -90,6 +90,15 @@ def qwen3_5_moe() -> transformers.PreTrainedConfig:
     return transformers.Qwen3_5MoeConfig(text_config={**TEXT, **HYBRID}, vision_config=encoder)
 
 
+def kimi_k25() -> transformers.PreTrainedConfig:
+    text = {**TEXT, **MLA, "n_group": 1, "topk_group": 1, "head_dim": 8}
+    encoder = {name: VISION[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers")}
+    encoder |= {"num_attention_heads": 2, "pos_emb_height": 4, "pos_emb_width": 4}
+    return transformers.Kimi_K25Config(
+        text_config=text, vision_config=encoder, projection_hidden_size=32, tie_word_embeddings=False
+    )
+
+
 def of_text(name: str, **text: Any) -> Callable[[], transformers.PreTrainedConfig]:
     """Returns what makes the config of a model whose language model has these fields, with the smallest encoder."""
 
@@ -161,6 +170,26 @@ def test_logits_are_those_of_the_whole_model(tmp_path: Path, make: Any) -> None:
     torch.testing.assert_close(
         our_logits(make_config(tmp_path), PROMPTS), expected, rtol=0, atol=2e-5 * float(expected.std())
     )
+
+
+def test_kimi_k2_5_is_read_by_its_published_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """`save_pretrained` of transformers 5.24 calls the text's layers blocks, as the tower's are called."""
+    model, config = build(tmp_path, kimi_k25()), tmp_path / "config.json"
+    fields = json.loads(config.read_text(encoding="utf-8")) | {"architectures": ["KimiK25ForConditionalGeneration"]}
+    fields["text_config"]["model_type"] = "kimi_k2"
+    config.write_text(json.dumps(fields), encoding="utf-8")
+    text, own = "model.language_model.", "language_model."
+    tensors = {
+        name.replace(text, f"{own}model.") if text in name else name.replace("lm_head", f"{own}lm_head"): tensor
+        for name, tensor in model.state_dict().items()
+    }
+    save_file({name.removeprefix("model."): each for name, each in tensors.items()}, tmp_path / "model.safetensors")
+    with torch.inference_mode():
+        expected = torch.stack([model(input_ids=torch.tensor([prompt])).logits[0, -1] for prompt in PROMPTS])
+    torch.testing.assert_close(
+        our_logits(make_config(tmp_path), PROMPTS), expected, rtol=0, atol=2e-5 * float(expected.std())
+    )
+    assert "not used" not in caplog.text
 
 
 def test_a_head_that_predicts_further_tokens_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

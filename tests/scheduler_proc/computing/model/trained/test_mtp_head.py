@@ -32,10 +32,13 @@ from tests.checkpoints import build_checkpoint, make_config
 from tests.scheduler_proc.clients import Inbox, user_msg
 from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice, late_backend, no_triton
 from tests.scheduler_proc.computing.kv_cache.test_kv_memory import wait_until_free
-from tests.scheduler_proc.computing.model.trained.train_mtp_head import HEAD, MODEL, MtpHead, load_model
+from tests.scheduler_proc.computing.model.trained.train_models import FOLDER
+from tests.scheduler_proc.computing.model.trained.train_mtp_head import MtpHead, head_file, load_model
 from tests.scheduler_proc.computing.ranks import ranks_of
 from tests.scheduler_proc.simulated_drafter import AllDrafts
 
+NAME = "qwen3_5"
+MODEL, HEAD = FOLDER / NAME, head_file(NAME)
 GREEDY = {"temperature": 0.0}
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "presence_penalty": 0.3}
 SIZES = {"max_num_seqs": 4, "num_pages": 512}
@@ -164,15 +167,19 @@ def test_no_token_changes_on_a_device_that_stands_in_for_a_gpu(
 
 
 def test_drafts_are_those_of_transformers_blocks(checkpoint: Path, prompts: list[list[int]]) -> None:
-    """Each of three draft tokens in a row is the likeliest one of the reference, or as likely as that."""
     service = Service(checkpoint, speculative="mtp", num_speculative_tokens=3, max_num_seqs=2)
     service.generate(prompts[:2], 40, **GREEDY)
-    model = load_model()
-    head = MtpHead(model)
-    head.load_state_dict({name.removeprefix("mtp."): tensor.float() for name, tensor in load_file(HEAD).items()})
+    assert_drafts(NAME, service.proposed)
+
+
+def assert_drafts(name: str, proposed: "list[tuple[array[int], array[int]]]") -> None:
+    """Each of three draft tokens in a row is the likeliest one of the reference, or as likely as that."""
+    model = load_model(name)
+    head = MtpHead(name, model)
+    head.load(load_file(head_file(name)))
     num_right = [0] * 3
     with torch.inference_mode():
-        for token_ids, drafts in service.proposed:
+        for token_ids, drafts in proposed:
             ids = torch.tensor([list(token_ids)])
             embedded, hidden = model.model.embed_tokens(ids), model.model(ids).last_hidden_state
             embedded, hidden = embedded[:, 1:], hidden[:, :-1]

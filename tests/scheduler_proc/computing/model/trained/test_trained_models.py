@@ -3,6 +3,7 @@
 In a model of noise, a wrong expert or a window that is off by one changes no best token.
 """
 
+import dataclasses
 import functools
 import json
 import math
@@ -21,6 +22,11 @@ from kernels.arguments.paged_kv import PagedKV
 from messages.ring.requests import UserMsg
 from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.loading import family_loader
+from scheduler_proc.computing.model.description import ModelDescription
+from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
+from scheduler_proc.computing.model.families import deepseek_v3
+from scheduler_proc.computing.model.latent_attention_description import LatentAttentionDescription
 from scheduler_proc.deciding_half import make_scheduler
 from tests.checkpoints import make_config
 from tests.scheduler_proc.clients import Inbox, user_msg
@@ -135,7 +141,49 @@ MISTAKES: dict[str, dict[str, Mistake]] = {
         "YaRN has another factor": lambda fields, weights: fields["rope_parameters"].update(factor=8.0),
         "the activation is SiLU": lambda fields, weights: fields.update(swiglu_alpha=1.0),
     },
+    "deepseek_v3": {
+        "halves are rotated, not neighbours": lambda fields, weights: fields.update(rope_interleave=False),
+        "experts are of all groups": lambda fields, weights: fields.update(topk_group=4),
+        "shares are not renormalized": lambda fields, weights: fields.update(norm_topk_prob=False),
+        "shares are not scaled": lambda fields, weights: fields.update(routed_scaling_factor=1.0),
+        "experts have no correction": lambda fields, weights: weights[
+            "model.layers.1.mlp.gate.e_score_correction_bias"
+        ].zero_(),
+        "keys come after values": lambda fields, weights: swap_keys_and_values(weights),
+    },
 }
+
+
+def swap_keys_and_values(weights: Weights) -> None:
+    name = "model.layers.1.self_attn.kv_b_proj.weight"
+    weights[name] = weights[name].unflatten(0, (4, 2, 32)).flip(1).flatten(0, 2).contiguous()
+
+
+LATENT_MISTAKES: dict[str, Callable[[ModelDescription], ModelDescription]] = {
+    "YaRN does not scale scores": lambda model: change_blocks(
+        model, lambda block: {"scale": 48**-0.5} if isinstance(block, LatentAttentionDescription) else {}
+    ),
+    "norms of latents have the epsilon of the others": lambda model: change_blocks(
+        model, lambda block: {"norm_eps": 1e-2} if isinstance(block, LatentAttentionDescription) else {}
+    ),
+    "a group is as good as its best expert": lambda model: change_blocks(
+        model, lambda block: {"num_best_of_group": 1} if isinstance(block, ExpertMlpDescription) else {}
+    ),
+}
+"""Mistakes that no field of config.json and no weight can make."""
+
+
+def change_blocks(model: ModelDescription, change: Callable[[Any], Fields]) -> ModelDescription:
+    """Returns the model whose blocks have the fields that `change` returns for them."""
+
+    def changed(block: Any) -> Any:
+        return dataclasses.replace(block, **change(block))
+
+    layers = (
+        dataclasses.replace(layer, mixers=tuple(map(changed, layer.mixers)), mlp=changed(layer.mlp))
+        for layer in model.layers
+    )
+    return dataclasses.replace(model, layers=tuple(layers))
 
 
 @functools.cache
@@ -224,6 +272,21 @@ def test_a_mistake_shows(trained: Trained, mistake: str, held_out: Tensor, tmp_p
     (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
     save_file(weights, tmp_path / "model.safetensors")
     change = our_perplexity(tmp_path, held_out) / trained.perplexity - 1
+    print(f"{mistake}: {change:+.2%}")
+    assert abs(change) > 2 * TOLERANCE
+
+
+@pytest.mark.parametrize("mistake", LATENT_MISTAKES)
+@pytest.mark.parametrize("trained", ["deepseek_v3"], indirect=True)
+def test_a_mistake_in_the_description_shows(
+    trained: Trained, mistake: str, held_out: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    describe = deepseek_v3.FAMILY.describe
+    family = dataclasses.replace(
+        deepseek_v3.FAMILY, describe=lambda fields, length: LATENT_MISTAKES[mistake](describe(fields, length))
+    )
+    monkeypatch.setattr(family_loader, "find_family", lambda hf_config: family)
+    change = our_perplexity(trained.path, held_out) / trained.perplexity - 1
     print(f"{mistake}: {change:+.2%}")
     assert abs(change) > 2 * TOLERANCE
 

@@ -27,6 +27,7 @@ FEWER_STEPS = {"qwen3_5": 300}
 """Without kernels of its own, Gated DeltaNet takes three times as long for a step."""
 PEAK_RATE = 3e-3
 WARMUP_STEPS = 50
+BALANCE_RATE = 2e-3
 HELD_OUT_SHARE = 0.08
 """Share of the text, its end, that is never trained on."""
 
@@ -108,11 +109,39 @@ def qwen3_5() -> transformers.PreTrainedConfig:
     )
 
 
+def deepseek_v3() -> transformers.PreTrainedConfig:
+    """A dense layer, then two with 16 experts in four groups, two of which a token's three experts are from."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "rope_theta": 10_000.0}
+    return transformers.DeepseekV3Config(
+        **{**SHAPE, "head_dim": 16},
+        hidden_size=96,
+        num_key_value_heads=4,
+        num_hidden_layers=3,
+        intermediate_size=192,
+        q_lora_rank=48,
+        kv_lora_rank=64,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=16,
+        v_head_dim=32,
+        n_routed_experts=16,
+        num_experts_per_tok=3,
+        n_shared_experts=1,
+        moe_intermediate_size=32,
+        n_group=4,
+        topk_group=2,
+        first_k_dense_replace=1,
+        routed_scaling_factor=1.5,
+        rms_norm_eps=1e-2,
+        rope_parameters={**yarn, "mscale": 1.0, "mscale_all_dim": 1.0},
+    )
+
+
 MODELS: Mapping[str, Callable[[], transformers.PreTrainedConfig]] = {
     "qwen3_moe": qwen3_moe,
     "gemma3": gemma3,
     "gpt_oss": gpt_oss,
     "qwen3_5": qwen3_5,
+    "deepseek_v3": deepseek_v3,
 }
 
 
@@ -134,6 +163,24 @@ def lengthen_memory(model: Any) -> None:
             parameter.copy_(steps.expm1().log())
 
 
+class ExpertBalance:
+    """Raises the correction of experts with few tokens after each step (DeepSeek-V3, arXiv:2412.19437, 2.1.2)."""
+
+    def __init__(self, model: Any):
+        self._counts: dict[Any, torch.Tensor] = {}
+        for module in model.modules():
+            if hasattr(module, "e_score_correction_bias"):
+                module.register_forward_hook(self._count)
+
+    def _count(self, gate: Any, _inputs: Any, outputs: Any) -> None:
+        *_, chosen_TK = outputs
+        self._counts[gate] = chosen_TK.flatten().bincount(minlength=gate.num_experts).float()
+
+    def apply(self) -> None:
+        for gate, count_X in self._counts.items():
+            gate.e_score_correction_bias += BALANCE_RATE * (count_X.mean() - count_X).sign()
+
+
 @torch.no_grad()
 def held_out_nats(model: Any, held_out: np.ndarray) -> float:
     """Mean cross entropy of the held-out rows, in nats per token."""
@@ -149,6 +196,7 @@ def train(name: str, text: np.ndarray) -> None:
         MODELS[name](), attn_implementation="eager", dtype=torch.float32
     )
     lengthen_memory(model)
+    balance = ExpertBalance(model)
     cut, num_steps = int(len(text) * (1 - HELD_OUT_SHARE)), FEWER_STEPS.get(name, NUM_STEPS)
     draws = np.random.default_rng(1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.1, fused=True)
@@ -164,6 +212,7 @@ def train(name: str, text: np.ndarray) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
+        balance.apply()
         if step % 100 == 99 or step < 3:
             nats = held_out_nats(model, text[cut:])
             print(f"{step + 1}: {loss.item():.3f} held out {nats:.4f} {time.monotonic() - began_s:.0f} s", flush=True)
