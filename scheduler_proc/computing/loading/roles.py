@@ -27,6 +27,8 @@ def find_configs(config: Config, place: StagePlace = WHOLE.place) -> dict[Role, 
     is_encoder = config.facts.pooling is not None and config.facts.pooling.is_encoder
     if is_encoder and place.num_stages > 1:
         raise BootError("--pipeline-parallel: an encoder computes a prompt in one step, so its stages would take turns")
+    if config.facts.vision is not None and place.num_stages > 1:
+        raise BootError("--pipeline-parallel: no stage has the rows of images; --mmproj none serves text only")
     if is_encoder:  # steps of whole prompts differ
         config = replace(config, model=replace(config.model, enforce_eager=True))
     configs: dict[Role, Config] = {"main": config}

@@ -4,8 +4,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from messages.config.images import VisionFacts
+from messages.config.pooling import PoolingFacts
 from messages.config.server import Config
 from messages.errors import BootError
 from scheduler_proc.computing.backends.cpu import cores
@@ -13,6 +16,7 @@ from scheduler_proc.computing.backends.cpu.backend import CpuBackend
 from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.loading.checkpoint import Checkpoint
+from scheduler_proc.computing.loading.roles import find_configs
 from scheduler_proc.computing.loading.sources.tensor_file import StoredTensor
 from scheduler_proc.computing.model.blocks.embedding import TOKENS
 from scheduler_proc.computing.model.decoder import DescribedDecoder
@@ -196,3 +200,15 @@ def test_stages_that_do_not_fit_together_are_refused_with_the_numbers_of_each(
     message = r"the stages need 0\.\d\d GiB, and 0\.00 GiB are free.*: scheduler [\d., ]+; rank1 [\d., ]+\. Lower"
     with pytest.raises(BootError, match=message), ranks_of(tmp_path, 1, tmp_path / "ranks", 2):
         pass
+
+
+def test_models_that_cannot_have_stages_are_refused_by_name(tmp_path: Path) -> None:
+    build_checkpoint(tmp_path, "llama-gqa-tied")
+    config, place = make_config(tmp_path), find_place(0, 1, num_stages=2)
+    pooling = PoolingFacts(kind="embed", is_encoder=True)
+    vision = VisionFacts(family="qwen2_vl", processor=b"{}")
+    for facts, message in (({"pooling": pooling}, "an encoder computes"), ({"vision": vision}, "the rows of images")):
+        refused = msgspec.structs.replace(config, facts=msgspec.structs.replace(config.facts, **facts))
+        assert find_configs(refused)
+        with pytest.raises(BootError, match=message):
+            find_configs(refused, place)
