@@ -1,6 +1,7 @@
 """The engines of a server (`--data-parallel`), each with its own KV cache: their names, and senders to them.
 
-An engine is a scheduler, its rank 0, together with its other ranks (`--tensor-parallel`), which run the same steps.
+An engine is a scheduler, its rank 0, together with its other ranks (`--tensor-parallel`, `--pipeline-parallel`), which
+run the same steps.
 The frontend chooses an engine for each request; messages about the request carry its number, counted from 1.
 """
 

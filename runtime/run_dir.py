@@ -75,6 +75,10 @@ class RunDir:
         """Returns the file that names the image on which encoder `name` works; it outlives the process."""
         return self.path / f"{name}.work"
 
+    def weights_of(self, rank: int) -> Path:
+        """Returns the link to the in-memory file for the weights that a rank of an engine has."""
+        return self.weights_file.with_name(f"{self.weights_file.name}.{rank}") if rank else self.weights_file
+
     def ranks_file(self, name: str) -> Path:
         """Returns the file through which the ranks of scheduler `name` find each other."""
         return self.path / f"{name}.ranks"

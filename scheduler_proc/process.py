@@ -49,7 +49,7 @@ def import_runner(link: ProcessLink) -> LoadRunner:
     from scheduler_proc.computing.load_runner import find_shared_models, load_models
 
     config, files = link.config, link.run_dir
-    if config.run.tensor_parallel > 1:
+    if config.run.num_ranks > 1:
         return partial(load_as_leader, link, load_models)
     keeps_cache = config.cache.keep_kv_cache and config.cache.enable_prefix_caching
     kv_file = files.kv_file(place_of(link.name)) if keeps_cache else None

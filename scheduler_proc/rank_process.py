@@ -1,4 +1,4 @@
-"""A rank of an engine other than its scheduler, which runs the same steps with its shard of the model.
+"""A rank of an engine other than its scheduler, which runs the same steps with its shard of the model, or its layers.
 
 python -m scheduler_proc.rank_process --name rank1 --run-dir DIR
 """
@@ -56,7 +56,8 @@ def serve(link: ProcessLink) -> None:
             return
         link.wait()
     ranks_file = link.run_dir.ranks_file(engine_name(engine))
-    model = load_models(link.config, link.phase, engine, rank=rank, ranks_file=ranks_file)
+    weights_file = link.run_dir.weights_of(rank)
+    model = load_models(link.config, link.phase, engine, weights_file, rank, ranks_file)
     runner = model.make_runner(link.phase)
     loop = RankLoop(runner)
     link.profiler.make_observer = make_observer

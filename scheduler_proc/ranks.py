@@ -26,13 +26,13 @@ def load_as_leader(
 ) -> "Runner":
     """Loads the model together with the other ranks; returns a runner whose steps they run, too.
 
-    It does not use the memory files that outlive a scheduler: each rank has its own shard of weights and KV cache.
+    The weights of each rank outlive the engine in a file in memory. The KV cache does not.
     """
-    log.info("--tensor-parallel: nothing is left to the next engine, as with --no-share-weights and --no-keep-kv-cache")
+    log.info("several ranks: the KV cache is not left to the next engine, as with --no-keep-kv-cache")
     ranks_file = link.run_dir.ranks_file(link.name)
     ranks_file.unlink(missing_ok=True)  # the file of the previous engine
     senders: list[Sender[ToRank]] = [
-        link.open_sender(rank_name(rank, engine)) for rank in range(1, config.run.tensor_parallel)
+        link.open_sender(rank_name(rank, engine)) for rank in range(1, config.run.num_ranks)
     ]
 
     def send(message: ToRank) -> None:
@@ -40,4 +40,5 @@ def load_as_leader(
             sender.send(message)
 
     send(JoinRanks())
-    return load_models(config, report, engine, ranks_file=ranks_file).make_runner(report, publish=send)
+    weights_file = link.run_dir.weights_of(rank=0)
+    return load_models(config, report, engine, weights_file, ranks_file=ranks_file).make_runner(report, publish=send)

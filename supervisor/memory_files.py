@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kernels.cpu.huge_memory import HUGE_PAGE, make_huge, map_file
 from messages.control.processes import kind_of, place_of
-from messages.engines import SCHEDULER
+from messages.engines import RANK, SCHEDULER, rank_of
 from runtime.numa import allowed_cpus, file_of_group, read_nodes
 from runtime.run_dir import RunDir
 
@@ -18,7 +18,8 @@ SLICE_BYTES = 16 << 20
 
 
 class MemoryFiles:
-    """Makes and gives back a file for the weights (one for each NUMA node) and two for each place of a scheduler.
+    """Makes and gives back a file for the weights (one for each NUMA node and rank) and two for each place of a
+    scheduler.
 
     They are found in the run directory. A file has no name but the link there: its memory is given back when the last
     process that has it has ended. `num_weight_bytes`: of the weights, if it is known.
@@ -27,11 +28,10 @@ class MemoryFiles:
     def __init__(self, run_dir: RunDir, num_weight_bytes: int = 0):
         self._run_dir = run_dir
         self._descriptors: dict[Path, int] = {}
-        num_groups = len(read_nodes(allowed_cpus()))
-        for group in range(num_groups):
-            self._make(file_of_group(run_dir.weights_file, group))
+        self._num_groups = len(read_nodes(allowed_cpus()))
+        self._make_weights(rank=0)
         # With several NUMA nodes only a scheduler knows its own.
-        self._num_weight_bytes = num_weight_bytes if num_groups == 1 else 0
+        self._num_weight_bytes = num_weight_bytes if self._num_groups == 1 else 0
         os.truncate(run_dir.weights_file, self._num_weight_bytes)
 
     def make_weight_memory(self) -> None:
@@ -54,7 +54,9 @@ class MemoryFiles:
                 make_huge(address, num_bytes)
 
     def provide(self, name: str) -> None:
-        """Creates the files for the process `name` and its successors, if it is a scheduler. Raises `OSError`."""
+        """Creates the files for the process `name` and its successors, if it needs any. Raises `OSError`."""
+        if kind_of(name) == RANK:
+            self._make_weights(rank_of(name))
         for path in self._files_of(name) if kind_of(name) == SCHEDULER else ():
             if path not in self._descriptors:
                 self._make(path)
@@ -70,6 +72,12 @@ class MemoryFiles:
 
     def _files_of(self, name: str) -> tuple[Path, Path]:
         return self._run_dir.kv_file(place_of(name)), self._run_dir.rows_file(place_of(name))
+
+    def _make_weights(self, rank: int) -> None:
+        for group in range(self._num_groups):
+            path = file_of_group(self._run_dir.weights_of(rank), group)
+            if path not in self._descriptors:
+                self._make(path)
 
     def _make(self, path: Path) -> None:
         descriptor = os.memfd_create(f"sluice-{path.name}")

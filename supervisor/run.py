@@ -96,24 +96,26 @@ RULES: tuple[Rule, ...] = (
         "--frontend-workers: a frontend that is started by hand binds the port alone; leave it at 1",
     ),
     (
-        lambda config: SCHEDULER in config.run.external and config.run.tensor_parallel > 1,
-        "--tensor-parallel: the launcher starts all ranks; leave out --external scheduler",
+        lambda config: SCHEDULER in config.run.external and config.run.num_ranks > 1,
+        "--tensor-parallel, --pipeline-parallel: the launcher starts all ranks; leave out --external scheduler",
     ),
     (
         lambda config: config.scheduling.speculative in ("draft", "mtp") and config.run.tensor_parallel > 1,
         "--tensor-parallel: several ranks have no draft model and no MTP head; --speculative ngram needs none",
     ),
     (
-        lambda config: config.cache.has_tiers and config.run.tensor_parallel > 1,
-        "--tensor-parallel: --kv-disk and --kv-offload-gb keep the pages of one rank; leave them out",
+        lambda config: config.cache.has_tiers and config.run.num_ranks > 1,
+        "--tensor-parallel, --pipeline-parallel: --kv-disk and --kv-offload-gb keep the pages of one rank; leave them "
+        "out",
     ),
     (
         lambda config: config.cache.has_tiers and not config.cache.enable_prefix_caching,
         "--kv-disk and --kv-offload-gb keep pages of the prefix cache: leave --no-enable-prefix-caching out",
     ),
     (
-        lambda config: config.model.num_lora_slots and config.run.tensor_parallel > 1,
-        "--tensor-parallel: --lora and --max-loras are for one rank; leave them out, or use --data-parallel",
+        lambda config: config.model.num_lora_slots and config.run.num_ranks > 1,
+        "--tensor-parallel, --pipeline-parallel: --lora and --max-loras are for one rank; leave them out, or use "
+        "--data-parallel",
     ),
     (
         lambda config: re.fullmatch(f"{HOST}(, ?{HOST})*", config.images.image_urls) is None,
@@ -172,7 +174,7 @@ def check_flags(sections: dict[str, Any]) -> Config:
 
 def check_device(config: Config) -> None:
     """Raises `UsageError` for a `--device` that does not exist, or for fewer GPUs than ranks."""
-    model, num_ranks = config.model, config.max_local_engines * config.run.tensor_parallel
+    model, num_ranks = config.model, config.max_local_engines * config.run.num_ranks
     if not re.fullmatch(r"auto|cpu|cuda(:\d+(,cuda:\d+)*)?", model.device):
         raise UsageError(f"--device: {model.device!r} is not valid: expected auto, cpu, cuda, or GPUs as cuda:0,cuda:1")
     if model.devices and len(set(model.devices)) < max(len(model.devices), num_ranks):
@@ -195,7 +197,7 @@ def server_commands(config: Config) -> list[Command]:
         commands += number_commands(first, range(1, num_workers.get(name, 1) + 1))
         if name == SCHEDULER:
             commands += (command for part in load_parts(config, "launcher") for command in part.engine_commands(config))
-    for rank in range(1, run.tensor_parallel):
+    for rank in range(1, run.num_ranks):
         name = rank_name(rank)
         first = Command(name, (*python_command("scheduler_proc.rank_process"), "--name", name))
         commands += number_commands(first, range(1, run.data_parallel + 1))

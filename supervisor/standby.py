@@ -18,12 +18,12 @@ FAILED_S = 60.0
 class Standby:
     """Keeps a standby running while there is exactly one scheduler, without other ranks.
 
-    With several schedulers, the others continue the requests of a dead one at once. With `--tensor-parallel` the other
-    ranks would have to start anyway.
+    With several schedulers, the others continue the requests of a dead one at once. Other ranks would have to start
+    anyway.
     """
 
     def __init__(self, settings: RunConfig, lifecycle: Lifecycle):
-        self._is_requested = settings.standby and settings.tensor_parallel == 1
+        self._is_requested = settings.standby and settings.num_ranks == 1
         self._lifecycle = lifecycle
         self._spare: Child | None = None
         self._due_s: float | None = None

@@ -86,8 +86,11 @@ def _report(flags: list[str], free_bytes: int | None) -> int:
 
 def _configure(flags: list[str]) -> Config:
     config = build_config(parse_flags(flags))
-    if config.num_engines != 1 or config.run.tensor_parallel != 1 or not config.facts.model_dir:
-        raise UsageError("--data-parallel, --tensor-parallel, --models: only one model on one device can be counted")
+    if config.num_engines != 1 or config.run.num_ranks != 1 or not config.facts.model_dir:
+        raise UsageError(
+            "--data-parallel, --tensor-parallel, --pipeline-parallel, --models: only one model on one device can be "
+            "counted"
+        )
     return config
 
 

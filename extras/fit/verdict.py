@@ -7,7 +7,8 @@ from msgspec.structs import replace
 from messages.config.server import Config
 from messages.errors import BootError
 from scheduler_proc.computing.kv_cache.kv_tensors import choose_num_pages
-from scheduler_proc.computing.load_runner import MemoryNeeds, measure_models
+from scheduler_proc.computing.load_runner import measure_models
+from scheduler_proc.computing.loading.memory_needs import MemoryNeeds
 from scheduler_proc.computing.model.families.registry import needs_transformers
 from scheduler_proc.computing.vision.load_tower import NO_IMAGES, ImageNeeds, measure_images
 

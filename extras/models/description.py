@@ -93,7 +93,7 @@ def _describe(section: ModelsConfig, entry: ModelEntry, files: RunDir) -> Descri
         num_bytes = sizes.num_bytes(cache.num_pages or 0)
     images = measure_images(config)
     files.write_config(replace(config, cache=cache))
-    is_shared = config.model.share_weights and config.run.tensor_parallel == 1
+    is_shared = config.model.share_weights and config.run.num_ranks == 1
     weight_bytes *= 1 if is_shared else num_engines
     cache_bytes = (num_bytes + images.cache_bytes) * num_engines
     return Description(str(files.config_file), weight_bytes + images.tower_bytes, cache_bytes)

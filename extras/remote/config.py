@@ -94,6 +94,8 @@ class RemoteConfig(ExtraConfig, frozen=True, kw_only=True):
             addresses = (ANY_PORT,) * run.data_parallel
             run = msgspec.structs.replace(run, data_parallel=0)
             config = msgspec.structs.replace(self, remote_engines=addresses).put_into(config)
-        if addresses and run.tensor_parallel > 1:
-            raise UsageError("--tensor-parallel: an engine on another machine has one rank; leave it at 1")
+        if addresses and run.num_ranks > 1:
+            raise UsageError(
+                "--tensor-parallel, --pipeline-parallel: an engine on another machine has one rank; leave them at 1"
+            )
         return msgspec.structs.replace(config, run=run, num_remote_engines=len(addresses), max_engines=self.max_engines)

@@ -136,6 +136,7 @@ class ProcessCollector(Collector):
         yield self._stalls()
         yield from self._engines()
         yield from self._costs(statuses)
+        yield from self._stages(statuses)
 
     def _info(self) -> Metric:
         config = self._config
@@ -248,6 +249,18 @@ class ProcessCollector(Collector):
                 for family, value in zip(families, cost, strict=True):
                     family.add_metric([status.name], value)
         yield from families
+
+    def _stages(self, statuses: list[ProcessStatus]) -> Iterator[Metric]:
+        """Yields what stages have done, by process (`--pipeline-parallel`)."""
+        for key, name, text in (
+            ("computing_s", "sluice_stage_computing_seconds", "Time that a stage has computed."),
+            ("waiting_s", "sluice_stage_waiting_seconds", "Time that a stage has waited for the one before it."),
+        ):
+            family = _counter(name, text)
+            for status in statuses:
+                if key in status.gauges:
+                    family.add_metric([status.name], status.gauges[key])
+            yield family
 
 
 class ProcessCost(NamedTuple):

@@ -64,6 +64,23 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
             description="ranks per engine (tensor parallelism), each with a shard of the weights and the KV cache",
         ),
     ] = 1
+    pipeline_parallel: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="stages per engine (pipeline parallelism): processes that each load and compute some of the "
+            "layers, with --tensor-parallel ranks in each (CPU only)",
+        ),
+    ] = 1
+    stages: Annotated[
+        str,
+        Meta(
+            description="number of layers of each stage, such as 12,20; auto: so that all stages have equal work, as "
+            "far as possible",
+            extra={"metavar": "auto|COUNTS"},
+        ),
+    ] = "auto"
     external: Annotated[
         tuple[str, ...], Meta(description="processes to start by hand; the launcher prints their commands")
     ] = ()
@@ -85,7 +102,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Meta(
             description="keep a standby scheduler that takes over when the scheduler dies (not with several "
-            "engines or --tensor-parallel); costs the memory of the torch libraries"
+            "engines, ranks or stages); costs the memory of the torch libraries"
         ),
     ] = True
     restart_hold_s: Annotated[
@@ -140,3 +157,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 0
     log_format: Annotated[Literal["text", "json"], Meta(description="log format; json: one object per line")] = "text"
+
+    @property
+    def num_ranks(self) -> int:
+        """The processes that compute the steps of an engine together."""
+        return self.tensor_parallel * self.pipeline_parallel

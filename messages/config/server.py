@@ -71,8 +71,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     share_weights: Annotated[
         bool,
         Meta(
-            description="share one copy of the weights between all engines, and between a scheduler and its "
-            "replacement (CPU only; not with --tensor-parallel)"
+            description="share one copy of the weights between all engines, and between a process and its "
+            "replacement (CPU only)"
         ),
     ] = True
     device: Annotated[

@@ -1,22 +1,18 @@
 """Loads the models of an engine, and returns its runner, ready for the first step."""
 
 from pathlib import Path
-from typing import NamedTuple
 
 from messages.config.server import Config
 from runtime.model_files import refused_errors
-from scheduler_proc.computing.backends.backend import Backend, ModelParts, Place
+from scheduler_proc.computing.backends.backend import ModelParts, Place
 from scheduler_proc.computing.backends.registry import find_backend
-from scheduler_proc.computing.kv_cache.page_sizes import PageSizes
-from scheduler_proc.computing.loading.cache_plan import CachePlan
 from scheduler_proc.computing.loading.family_loader import FamilyLoader
 from scheduler_proc.computing.loading.loaded_models import LoadedModels
+from scheduler_proc.computing.loading.memory_needs import MemoryNeeds, check_memory, count_needs
 from scheduler_proc.computing.loading.roles import find_configs, warn_if_large
 from scheduler_proc.computing.loading.target import find_target, open_target
 from scheduler_proc.computing.loading.transformers_loader import TransformersLoader
-from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.registry import needs_transformers
-from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.computing.step.inputs import Role
@@ -41,8 +37,8 @@ def load_models(
 ) -> LoadedModels:
     """Returns the models; on a CPU the weights of the main one are in `weights_file`, if given.
 
-    The ranks of an engine (`--tensor-parallel`) load together, each its part of the weights, and meet through
-    `ranks_file`. Raises `BootError`, also for a model that they cannot divide.
+    The ranks of an engine load together, each its part of the weights or its layers, and meet through `ranks_file`.
+    Raises `BootError`, also for a model that they cannot divide.
     """
     models = _load(config, report, Place(engine, rank, ranks_file, weights_file), is_shared_only=False)
     assert models is not None
@@ -64,25 +60,19 @@ def _load(config: Config, report: Report, place: Place, *, is_shared_only: bool)
     with refused_errors(config.facts.model_dir):
         report("reading the model's configuration", None)
         target = open_target(config, find_backend(config.model), place, report)
-        models = dict[Role, ModelParts]()
-        for role, own in find_configs(config).items():
+        models, loaders = dict[Role, ModelParts](), list[FamilyLoader | TransformersLoader]()
+        for role, own in find_configs(config, target.pipeline.place).items():
             loader_of = TransformersLoader if needs_transformers(own) else FamilyLoader
-            loaded = loader_of(role, own, target).load(report, is_shared_only=is_shared_only)
+            loaders.append(loader_of(role, own, target))
+        if target.pipeline.place.num_stages > 1:
+            check_memory(config, [loader for loader in loaders if isinstance(loader, FamilyLoader)], target)
+        for loader in loaders:
+            loaded = loader.load(report, is_shared_only=is_shared_only)
             if loaded is None:
                 return None
             models |= loaded
     warn_if_large(models)
     return LoadedModels(models, target)
-
-
-class MemoryNeeds(NamedTuple):
-    """What the models of an engine take. `step_bytes`: of the largest step; `None` if only running it shows that."""
-
-    weight_bytes: int
-    sizes: PageSizes
-    step_bytes: int | None
-    backend: Backend
-    placement: Placement
 
 
 def measure_models(config: Config) -> MemoryNeeds:
@@ -93,12 +83,4 @@ def measure_models(config: Config) -> MemoryNeeds:
     with refused_errors(config.facts.model_dir):
         target = find_target(config, find_backend(config.model), Place(1), lambda *_: None)
         loaders = [FamilyLoader(role, own, target) for role, own in find_configs(config).items()]
-        descriptions = dict[Role, ModelDescription]()
-        for loader in loaders:
-            descriptions |= loader.descriptions
-        backend, placement, limits = target.backend, target.placement, target.limits
-        sizes = CachePlan(config, descriptions, placement, limits).sizes
-        of_steps = [backend.step_bytes(model, placement, limits) for model in descriptions.values()]
-        step_bytes = None if None in of_steps else sum(filter(None, of_steps))
-        weight_bytes = sum(loader.count_bytes() for loader in loaders)
-        return MemoryNeeds(weight_bytes, sizes, step_bytes, backend, placement)
+        return count_needs(config, loaders, target)

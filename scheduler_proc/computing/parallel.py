@@ -1,9 +1,10 @@
-"""The ranks that compute a model together, each with a part of every layer (`--tensor-parallel`).
+"""Groups of ranks: those that compute layers together, each with a part of every one (`--tensor-parallel`), and all
+ranks of an engine.
 
 Shape legend: K ranks, T tokens, E embedding size, N rows, P entries of the vocabulary that a rank has, V all of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as distributed
 from torch import Tensor
+
+TAG = 0
+"""Tensors from one rank to another arrive in the order in which they are sent."""
 
 
 class ParallelGroup:
@@ -34,7 +38,7 @@ class ParallelGroup:
         if self.size == 1 or not part_TE.numel():
             return part_TE
         if not self._sums_in_rank_order:
-            self._wait(self._group.allreduce([part_TE]))
+            self.wait(self._group.allreduce([part_TE]))
             return part_TE
         first_TE, *others = self._all_gather(part_TE)
         sum_TE = first_TE.float()
@@ -55,21 +59,34 @@ class ParallelGroup:
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Overwrites `tensor` with rank 0's and returns it."""
         if self.size > 1:
-            self._wait(self._group.broadcast(tensor, root=0))
+            self.wait(self._group.broadcast(tensor, root=0))
         return tensor
 
-    def smallest(self, number: int, device: torch.device) -> int:
-        """Returns the smallest of the ranks' numbers, once all ranks have called this."""
+    def smallest(self, numbers: Sequence[int], device: torch.device) -> list[int]:
+        """Returns the smallest of the ranks' numbers, place by place, once all ranks have called this."""
+        return [min(of_ranks) for of_ranks in zip(*self.gather(numbers, device), strict=True)]
+
+    def gather(self, numbers: Sequence[int], device: torch.device) -> list[list[int]]:
+        """Returns the numbers of each rank, once all ranks have called this."""
         if self.size == 1:
-            return number
-        return int(self._all_gather(torch.tensor([number], device=device)).min())
+            return [list(numbers)]
+        return self._all_gather(torch.tensor(numbers, device=device)).tolist()
+
+    def send(self, tensor: Tensor, rank: int) -> Any:
+        """Begins to send the tensor, which must not change before the returned work is done (`wait`)."""
+        return self._group.send([tensor], rank, TAG)
+
+    def receive(self, tensor: Tensor, rank: int) -> None:
+        """Overwrites the tensor with the next one that the rank sends here."""
+        self.wait(self._group.recv([tensor], rank, TAG))
 
     def _all_gather(self, part: Tensor) -> Tensor:
         parts = part.new_empty(self.size, *part.shape)
-        self._wait(self._group._allgather_base(parts.flatten(0, 1), part.contiguous()))
+        self.wait(self._group._allgather_base(parts.flatten(0, 1), part.contiguous()))
         return parts
 
-    def _wait(self, work: Any) -> None:
+    def wait(self, work: Any) -> None:
+        """Waits for what this rank has begun with others; ends the process if one of them has ended."""
         try:
             work.wait()
         except RuntimeError as error:
@@ -83,18 +100,26 @@ Connect = Callable[[Any, int, int, timedelta], Any]
 """Takes a store, this rank, the number of ranks and a timeout; returns a process group of torch."""
 
 
-def join_group(
-    file: Path, rank: int, size: int, timeout_s: float, connect: Connect, *, sums_in_rank_order: bool = True
-) -> ParallelGroup:
-    """Returns this rank's end once all ranks have joined. They meet through `file`, which must be new.
+class Meeting:
+    """Where the `size` ranks of an engine find each other: `file`, which must be new.
 
     A rank that does not answer within `timeout_s`, now or later, counts as lost.
     """
-    timeout = timedelta(seconds=timeout_s)
-    store = distributed.FileStore(str(file), size)  # pyright: ignore[reportPrivateImportUsage]
-    store.set_timeout(timeout)
-    try:
-        group = connect(store, rank, size, timeout)
-    except RuntimeError as error:
-        raise SystemExit(f"rank {rank} cannot reach the others: {str(error).splitlines()[0]}") from error
-    return ParallelGroup(rank, size, group, sums_in_rank_order=sums_in_rank_order)
+
+    def __init__(self, file: Path, rank: int, size: int, timeout_s: float):
+        self._rank, self._timeout = rank, timedelta(seconds=timeout_s)
+        self._store = distributed.FileStore(str(file), size)  # pyright: ignore[reportPrivateImportUsage]
+        self._store.set_timeout(self._timeout)
+
+    def join(
+        self, name: str, rank: int, size: int, connect: Connect, *, sums_in_rank_order: bool = True
+    ) -> ParallelGroup:
+        """Returns this rank's end of the group of this name, as its number `rank`, once `size` ranks have joined."""
+        if size == 1:
+            return ALONE
+        try:
+            store = distributed.PrefixStore(name, self._store)  # pyright: ignore[reportPrivateImportUsage]
+            group = connect(store, rank, size, self._timeout)
+        except RuntimeError as error:
+            raise SystemExit(f"rank {self._rank} cannot reach the others: {str(error).splitlines()[0]}") from error
+        return ParallelGroup(rank, size, group, sums_in_rank_order=sums_in_rank_order)

@@ -12,6 +12,7 @@ from scheduler_proc.computing.device import Device, Fetched, Forward, ForwardPas
 from scheduler_proc.computing.kv_cache.kv_memory import KVMemory
 from scheduler_proc.computing.model.adapters import HostAdapter
 from scheduler_proc.computing.model.decoder import Decoder
+from scheduler_proc.computing.pipeline import PublishedStep
 from scheduler_proc.computing.sampling.plan import SamplingPlan, plan_sampling
 from scheduler_proc.computing.sampling.results import Result, compute_result, read_result
 from scheduler_proc.computing.step.rewritten_batches import with_known_tokens
@@ -19,6 +20,9 @@ from scheduler_proc.computing.step.shapes import StepLimits
 from scheduler_proc.computing.tiers.tiered_pages import TieredPages
 
 Publish = Callable[[Batch], None]
+
+NO_TOKENS = np.empty(0, np.int32)
+"""The result of a stage that does not sample."""
 
 
 class StatePool(NamedTuple):
@@ -53,7 +57,8 @@ class RunnerParts:
     """What belongs to a runner besides the steps.
 
     `degraded` reports to operators what is missing or slower than it should be; `placement` has the device and the
-    formats. `publish` makes the other ranks run the step that is about to run here. `windows`: the window of the layers
+    formats. `publish` makes the other ranks run a step: with several stages as it is launched, else as it is about to
+    run here. `windows`: the window of the layers
     with window pages, and the number of these. `states`: the slots for recurrent states, if layers have any.
     """
 
@@ -102,6 +107,8 @@ class Runner:
         self.span_rows = decoder.span_rows
         """Takes the rows of spans in prompts; `None`: prompts have none."""
         self.forward_passes = forward_passes
+        self.num_stages = decoder.pipeline.place.num_stages
+        """The stages that compute a step one after another; as many steps are computed at a time."""
         self._publish = parts.publish
         self._limits = limits
         self._decoder = decoder
@@ -113,18 +120,31 @@ class Runner:
         return Runner(self._decoder, self._device, self.forward_passes, self._limits, self.num_pages, parts)
 
     def memory_gauges(self) -> dict[str, float]:
-        """Returns the bytes of weights and KV cache. Without a file in memory, the whole cache counts as resident."""
+        """Returns the bytes of weights and KV cache, and the times of this stage if there are several.
+
+        Without a file in memory, the whole cache counts as resident.
+        """
         memory, num_bytes = self.page_memory, self.forward_passes.cache.num_bytes
         sizes = self._decoder.num_weight_bytes, num_bytes, num_bytes if memory is None else memory.num_resident_bytes
         drafts = (0, 0, 0) if self.draft_runner is None else self.draft_runner.memory_gauges().values()
         names = "weights_bytes", "kv_cache_bytes", "kv_cache_resident_bytes"
-        return {name: size + draft for name, size, draft in zip(names, sizes, drafts, strict=True)}
+        gauges = {name: size + draft for name, size, draft in zip(names, sizes, drafts, strict=True)}
+        if self.num_stages > 1:
+            gauges |= {"layers": len(self._decoder.model.held), **self._decoder.pipeline.gauges()}
+        return gauges
 
-    def launch(self, batch: Batch) -> LaunchedStep:
+    def launch(self, batch: Batch) -> LaunchedStep | PublishedStep:
         """Launches the step after all previous ones. Raises if it cannot be launched.
 
-        Without `can_overlap` its result must be requested before the next launch, which may overwrite it.
+        Without `can_overlap` its result must be requested before the next launch, which may overwrite it. With several
+        stages results may be requested later, in the order of launches.
         """
+        if self.num_stages == 1 or self._publish is None:
+            return self._launch(batch)
+        self._publish(batch)
+        return PublishedStep(partial(self._launch, batch))
+
+    def _launch(self, batch: Batch) -> LaunchedStep:
         if batch.future_token_indices and not self.can_overlap:
             batch = with_known_tokens(batch, self.next_tokens)
         for feature in self._limits.required:
@@ -150,12 +170,16 @@ class Runner:
 
     def _compute(self, batch: Batch, forward: Forward, sampling: SamplingPlan) -> Result:
         try:
-            if self._publish is not None:
+            if self._publish is not None and self.num_stages == 1:
                 self._publish(batch)
-            result = compute_result(self._decoder, forward(), sampling, self._device.max_logits)
+            forwarded = forward()
+            if not self._decoder.pipeline.place.is_last:
+                return NO_TOKENS
+            result = compute_result(self._decoder, forwarded, sampling, self._device.max_logits)
         except Exception as error:
-            if self._decoder.parallel.size > 1:  # the others may be waiting for this rank in mid-step
-                raise SystemExit(f"a step failed on rank {self._decoder.parallel.rank}: {error!r}") from error
+            everyone = self._decoder.pipeline.everyone
+            if everyone.size > 1:  # the others may be waiting for this rank in mid-step
+                raise SystemExit(f"a step failed on rank {everyone.rank}: {error!r}") from error
             raise
         last_tokens = self.forward_passes.last_tokens
         if last_tokens is not None and not isinstance(result, np.ndarray):

@@ -31,7 +31,7 @@ from supervisor.cli.results import (
     print_json,
     show_result,
 )
-from supervisor.cli.show import memory_text, process_table, scaling_text
+from supervisor.cli.show import memory_text, process_table, scaling_text, stage_lines
 from supervisor.client.admin_client import AdminClient
 from supervisor.client.running import NoServerError, RunningServer, WhichServerError, choose_server, find_model_server
 from supervisor.flags import describe_unknown
@@ -154,7 +154,7 @@ def list_processes(options: argparse.Namespace, server: RunningServer, line: Adm
         if result.scaling is not None:
             print(scaling_text(result.scaling))
         print(process_table(result.processes))
-        print(memory_text(result))
+        print("\n".join([memory_text(result), *stage_lines(result.processes)]))
     return DONE
 
 

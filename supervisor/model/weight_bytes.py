@@ -33,7 +33,7 @@ def find_weight_bytes(config: Config) -> int:
     may_be_gpu = model.device_type == "cuda" or (
         model.device_type == "auto" and any(Path(file).exists() for file in GPU_FILES)
     )
-    is_shared = model.share_weights and run.data_parallel > 0 and run.tensor_parallel == 1
+    is_shared = model.share_weights and run.data_parallel > 0 and run.num_ranks == 1
     is_read_whole = model.quantization == "none" and model.load_format in ("auto", "safetensors", "gguf")
     if may_be_gpu or not is_shared or not is_read_whole:
         return 0

@@ -1,4 +1,4 @@
-"""An engine of two ranks with streams: text stays exact, whichever rank dies."""
+"""An engine of two ranks, or of two stages, with streams: text stays exact, whichever process dies."""
 
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ pytestmark = pytest.mark.ring
 __all__ = ["requests"]  # a fixture
 
 
-@pytest.fixture(scope="module")
-def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
-    return start_ring(tiny_checkpoint, *RESTART_FLAGS, "--admin-key", ADMIN_KEY, "--tensor-parallel", "2")
+@pytest.fixture(scope="module", params=["--tensor-parallel", "--pipeline-parallel"])
+def ring(tiny_checkpoint: Path, start_ring: Any, request: pytest.FixtureRequest) -> RingClient:
+    return start_ring(tiny_checkpoint, *RESTART_FLAGS, "--admin-key", ADMIN_KEY, request.param, "2")
 
 
 def test_streams_continue_exactly_when_any_rank_dies(ring: RingClient, requests: list[dict[str, Any]]):
@@ -38,6 +38,8 @@ def test_streams_continue_exactly_when_any_rank_dies(ring: RingClient, requests:
         assert max(one.attempts for one in got) in (2, 3)
         for name in ("scheduler", "rank1"):
             ring.wait_for_restart(name, num_deaths)
-            assert not any("memfd:sluice" in path for path in maps_of(ring.status(name)["pid"]))
+            kept = [path for path in maps_of(ring.status(name)["pid"]) if "memfd:sluice" in path]
+            assert kept
+            assert all("memfd:sluice-weights" in path for path in kept)
     ring.wait_until_empty()
     assert ring.status("rank1")["gauges"]["steps"] > 0

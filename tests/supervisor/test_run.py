@@ -109,7 +109,7 @@ def test_ray_places_every_engine(tmp_path: Path):
     [
         (
             ["--external", "scheduler"],
-            "--tensor-parallel: the launcher starts all ranks; leave out",
+            "the launcher starts all ranks; leave out",
         ),
         (
             ["--speculative", "draft"],

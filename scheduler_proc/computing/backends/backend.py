@@ -13,7 +13,7 @@ from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.model.description import ModelDescription
-from scheduler_proc.computing.parallel import ParallelGroup
+from scheduler_proc.computing.parallel import Meeting, ParallelGroup
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.runner import MakeRunner, Runner
@@ -23,7 +23,7 @@ from scheduler_proc.computing.step.shapes import StepLimits
 class Place(NamedTuple):
     """The place of this process among all computing processes.
 
-    The ranks of an engine meet through `ranks_file`; engines share weights through `weights_file`.
+    The ranks of an engine meet through `ranks_file`; engines share the weights of a rank through `weights_file`.
     """
 
     engine: int
@@ -123,7 +123,9 @@ class Backend(Protocol):
 
     def load_kernels(self, report: Report) -> None: ...
 
-    def join_ranks(self, file: Path, rank: int, size: int, timeout_s: float) -> ParallelGroup: ...
+    def join_ranks(self, meeting: Meeting, name: str, rank: int, size: int) -> ParallelGroup:
+        """Connects this rank with the others of the group of this name."""
+        ...
 
     def free_bytes(self, config: Config, placement: Placement) -> int:
         """Returns the memory that weights, steps and the KV cache may take together."""

@@ -40,7 +40,7 @@ Group = tuple[Kind, tuple[tuple[int, int], ...]]
 
 
 class KVTensors:
-    """What the mixers of `model` keep. A page has slots of all mixers with a cache, or of those without a window.
+    """What the held mixers of `model` keep. A page has slots of all mixers with a cache, or of those without a window.
 
     `stacks`: the tensors of each group, each [L, S, …]. `hidden`: the final hidden states of tokens, [1, S, E], if they
     are kept. A slot that no step has written is uninitialised and may hold NaN.
@@ -128,8 +128,8 @@ def _group_mixers(
 ) -> Mapping[tuple[Kind, tuple[CachePart, ...]], list[tuple[int, int]]]:
     """Returns the places of mixers that keep equal parts in slots of the same kind."""
     groups: dict[tuple[Kind, tuple[CachePart, ...]], list[tuple[int, int]]] = defaultdict(list)
-    for index, layer in enumerate(model.layers):
-        for place, mixer in enumerate(layer.mixers):
+    for index in model.held:
+        for place, mixer in enumerate(model.layers[index].mixers):
             if mixer.cache:
                 is_window = has_window_pages and mixer.window is not None
                 groups["window page" if is_window else "page", mixer.cache].append((index, place))
@@ -178,5 +178,5 @@ def share_of_memory(config: Config, available_bytes: int, needed_bytes: int) -> 
     Several engines or ranks share the quarter. A request of full length takes `needed_bytes`; if that is more than
     4 GiB, it is the limit instead.
     """
-    share = available_bytes // (4 * config.run.data_parallel * config.run.tensor_parallel)
+    share = available_bytes // (4 * config.run.data_parallel * config.run.num_ranks)
     return min(max(MAX_CPU_CACHE_BYTES, needed_bytes), share)

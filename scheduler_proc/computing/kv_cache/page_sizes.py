@@ -33,18 +33,18 @@ PAGES_TO_STATES = 2
 
 
 def page_bytes(model: ModelDescription, page_size: int, placement: Placement, has_window: bool | None = None) -> int:
-    """Returns the bytes of `page_size` tokens in the caches of all mixers, or of those with (or without) a window.
+    """Returns the bytes of `page_size` tokens in the caches of all held mixers, or those with (or without) a window.
 
     Final hidden states, if they are kept, count as one without.
     """
-    mixers = (mixer for mixer in model.mixers if has_window in (None, mixer.window is not None))
+    mixers = (mixer for mixer in model.held_mixers if has_window in (None, mixer.window is not None))
     hidden = () if has_window else model.hidden
     return page_size * _count_bytes([*(part for mixer in mixers for part in mixer.cache), *hidden], placement)
 
 
 def state_bytes(model: ModelDescription, placement: Placement) -> int:
-    """Returns the bytes of a state slot, in all recurrent layers."""
-    return _count_bytes([part for mixer in model.mixers for part in mixer.state], placement)
+    """Returns the bytes of a state slot, in all recurrent layers that are held."""
+    return _count_bytes([part for mixer in model.held_mixers for part in mixer.state], placement)
 
 
 def _count_bytes(parts: Sequence[CachePart], placement: Placement) -> int:
@@ -71,7 +71,8 @@ class PageSizes:
     """The bytes of a page and, with a `window`, of a window page; then also what decides the number of these.
 
     `num_steady`: those that a request uses between steps; `num_chunk`: the pages of the tokens of a step.
-    `state_bytes`: those of a state slot, 0 without recurrent layers.
+    `state_bytes`: those of a state slot, 0 without recurrent layers. `held`: the bytes of the layers that this process
+    has, if it is one of several stages, which must count the same pages.
     """
 
     page_bytes: int
@@ -82,6 +83,7 @@ class PageSizes:
     max_num_seqs: int = 1
     pages_per_context: int = 1
     state_bytes: int = 0
+    held: "PageSizes | None" = None
 
     @property
     def pages_per_state(self) -> int:
@@ -115,14 +117,16 @@ class PageSizes:
 
     def num_bytes(self, num_pages: int) -> int:
         """Returns the bytes of a cache of `num_pages` pages, its window pages and its state slots."""
-        num_state_bytes = self.count_states(num_pages) * self.state_bytes
-        return num_pages * self.page_bytes + self.count_window_pages(num_pages) * self.window_bytes + num_state_bytes
+        held = self.held or self
+        num_state_bytes = self.count_states(num_pages) * held.state_bytes
+        return num_pages * held.page_bytes + self.count_window_pages(num_pages) * held.window_bytes + num_state_bytes
 
     def fit(self, num_bytes: int) -> int:
         """Returns the number of pages of the largest cache of at most `num_bytes`, 0 if it holds no page."""
-        if self.window is None and not self.state_bytes and self.page_bytes:
-            return num_bytes // self.page_bytes
-        most = num_bytes // self.page_bytes if self.page_bytes else self.max_num_seqs * self.pages_per_context
+        page_bytes = (self.held or self).page_bytes
+        if self.window is None and not self.state_bytes and page_bytes:
+            return num_bytes // page_bytes
+        most = num_bytes // page_bytes if page_bytes else self.max_num_seqs * self.pages_per_context
         return max(0, bisect_right(range(most + 1), num_bytes, key=self.num_bytes) - 1)
 
 
@@ -134,7 +138,26 @@ def size_pages(
     window: int | None,
     drafted_bytes: int,
 ) -> PageSizes:
-    """Returns the bytes of the model's pages, of which `drafted_bytes` each are the draft model's part."""
+    """Returns the bytes of the model's pages, of which `drafted_bytes` each are the draft model's part.
+
+    Numbers of window pages and states follow from the bytes of all layers and no draft model, if there are stages.
+    """
+    if model.held_layers is not None:
+        whole = size_pages(config, replace(model, held_layers=None), placement, limits, window, 0)
+        held = _size_layers(config, model, placement, limits, window, drafted_bytes)
+        return replace(whole, held=held)
+    return _size_layers(config, model, placement, limits, window, drafted_bytes)
+
+
+def _size_layers(
+    config: Config,
+    model: ModelDescription,
+    placement: Placement,
+    limits: StepLimits,
+    window: int | None,
+    drafted_bytes: int,
+) -> PageSizes:
+    """Returns the bytes of the layers that this process has."""
     page_size = config.cache.block_size
 
     def count(has_window: bool | None) -> int:

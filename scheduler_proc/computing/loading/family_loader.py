@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from messages.config.server import Config
-from scheduler_proc.computing.backends.backend import ModelParts
+from scheduler_proc.computing.backends.backend import ModelParts, SharedWeights
 from scheduler_proc.computing.hf_config import HfConfig, read_hf_config
 from scheduler_proc.computing.loading.identity import memory_identity
 from scheduler_proc.computing.loading.roles import Models, drafting_config, no_mtp_head
@@ -28,6 +28,8 @@ from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.mtp_decoder import MtpDecoder, describe_mtp
 from scheduler_proc.computing.model.sharding import Shard
+from scheduler_proc.computing.model.stage_split import split_layers
+from scheduler_proc.computing.pipeline import WHOLE
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.step.inputs import Role
 
@@ -45,10 +47,15 @@ class FamilyLoader:
         self._config, self._target = config, target
         hf_config = read_hf_config(Path(config.facts.model_dir))
         self._family = find_family(hf_config)
-        self._shard = Shard(self._describe(hf_config), target.parallel.rank, target.parallel.size)
+        self._pipeline = target.pipeline if role == "main" else WHOLE
+        whole, place, layers = self._describe(hf_config), self._pipeline.place, None
+        if place.num_stages > 1:
+            layers = split_layers(whole, place.num_stages, config.run.stages)[place.stage]
+            log.info("stage %d of %d: layers %d to %d", place.stage + 1, place.num_stages, layers[0], layers[-1])
+        self._shard = Shard(whole, place.rank, place.num_ranks, layers)
         self.descriptions: dict[Role, ModelDescription] = {role: self._shard.own}
         """The models that it loads."""
-        if self._shard.own.mtp is not None:
+        if self._shard.own.mtp is not None and self._shard.own.has_end:
             self.descriptions["mtp"] = describe_mtp(self._shard.own)
         if role == "main":
             target.backend.check_model(config, self._shard.own)
@@ -56,14 +63,23 @@ class FamilyLoader:
 
     def load(self, report: Report, *, is_shared_only: bool) -> Models | None:
         """Returns the models; `None` if only shared weights may be used and there are none."""
-        config, target = self._config, self._target
-        identity = memory_identity(config, self._shard.own, target.placement)
-        memory = target.backend.open_weights(config, target.place, identity)
+        memory = self._memory
         if is_shared_only:
             weights = memory.find()
         else:
             weights = memory.load(lambda: self._make_weights(report), report, self._count_in_place)
         return None if weights is None else self._make_models(weights)
+
+    @cached_property
+    def _memory(self) -> SharedWeights:
+        config, target = self._config, self._target
+        identity = memory_identity(config, self._shard.own, target.placement)
+        return target.backend.open_weights(config, target.place, identity)
+
+    @property
+    def has_shared_weights(self) -> bool:
+        """True if the weights are in memory already."""
+        return self._memory.find() is not None
 
     def count_bytes(self) -> int:
         """Returns about the bytes of the weights, whatever form they have in their files."""
@@ -122,9 +138,10 @@ class FamilyLoader:
     def _make_models(self, weights: Weights) -> Models:
         config, target, model = self._config, self._target, self._shard.own
         limits, max_len = self._limits, config.facts.max_model_len
-        main = DescribedDecoder(model, weights, max_len, target.parallel, self._open_adapters(weights), self._dense())
+        parts = self._pipeline, self._open_adapters(weights), self._dense() if model.has_end else ()
+        main = DescribedDecoder(model, weights, max_len, *parts, target.placement.dtype)
         models: dict[Role, ModelParts] = {self._role: ModelParts(config, main, limits[self._role], target.placement)}
-        if model.mtp is not None:
+        if model.mtp is not None and model.has_end:
             head = MtpDecoder(main, weights, max_len)
             models["mtp"] = ModelParts(drafting_config(config), head, limits["mtp"], target.placement)
         return models

@@ -48,6 +48,7 @@ class LoadedModels:
                 report("warming up", None)
                 degraded.append(factory.warm_up(runners[role], caches[role]))
             factory.populate(caches[role], report, is_file=memory is not None and role == "main")
+        target.pipeline.begin_service()
         store, missing = plan.open_tiers(caches["main"], factories["main"].device, target.place.engine)
         return _join(
             runners,
@@ -94,7 +95,8 @@ class LoadedModels:
             least = self.target.limits.num_pages
             page_bytes = -(-plan.sizes.num_bytes(least) // least)
             num_pages = plan.choose_num_pages(factories["main"].measure_cache_bytes(make_runner, page_bytes))
-        return self.target.parallel.smallest(num_pages, self.target.placement.device)
+        (num_pages,) = self.target.pipeline.everyone.smallest([num_pages], self.target.placement.device)
+        return num_pages
 
 
 def _join(runners: Mapping[Role, Runner], parts: RunnerParts = NO_PARTS) -> Runner:

@@ -11,6 +11,7 @@ from messages.errors import BootError
 from scheduler_proc.computing.backends.backend import ModelParts
 from scheduler_proc.computing.model.description import MTP
 from scheduler_proc.computing.model.stages import model_parameters
+from scheduler_proc.computing.pipeline import WHOLE, StagePlace
 from scheduler_proc.computing.step.inputs import Role
 
 Models = Mapping[Role, ModelParts]
@@ -18,13 +19,20 @@ Models = Mapping[Role, ModelParts]
 log = logging.getLogger("sluice.roles")
 
 
-def find_configs(config: Config) -> dict[Role, Config]:
-    """Returns the configuration of each model with files of its own, as if it were the only one."""
+def find_configs(config: Config, place: StagePlace = WHOLE.place) -> dict[Role, Config]:
+    """Returns the configuration of each model with files of its own, as if it were the only one.
+
+    Only the last stage drafts. Raises `BootError` for a model that cannot have stages.
+    """
     is_encoder = config.facts.pooling is not None and config.facts.pooling.is_encoder
+    if is_encoder and place.num_stages > 1:
+        raise BootError("--pipeline-parallel: an encoder computes a prompt in one step, so its stages would take turns")
+    if config.facts.vision is not None and place.num_stages > 1:
+        raise BootError("--pipeline-parallel: no stage has the rows of images; --mmproj none serves text only")
     if is_encoder:  # steps of whole prompts differ
         config = replace(config, model=replace(config.model, enforce_eager=True))
     configs: dict[Role, Config] = {"main": config}
-    if (draft := config.facts.draft) is not None:
+    if (draft := config.facts.draft) is not None and place.is_last:
         own = drafting_config(config)
         model = replace(own.model, lora=(), max_loras=0, share_weights=False)
         sizes = {"vocab_size": draft.vocab_size, "max_model_len": draft.max_model_len}

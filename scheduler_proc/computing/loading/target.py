@@ -11,7 +11,8 @@ from messages.errors import BootError
 from scheduler_proc.computing.backends.backend import Backend, Place
 from scheduler_proc.computing.hf_config import read_hf_config
 from scheduler_proc.computing.kv_cache.page_sizes import pages_per_context
-from scheduler_proc.computing.parallel import ALONE, ParallelGroup
+from scheduler_proc.computing.parallel import Meeting
+from scheduler_proc.computing.pipeline import WHOLE, Pipeline, find_place
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.step.shapes import StepLimits, limit_steps
@@ -24,12 +25,12 @@ class Target(NamedTuple):
     place: Place
     placement: Placement
     limits: StepLimits
-    parallel: ParallelGroup = ALONE
+    pipeline: Pipeline = WHOLE
 
 
 def find_target(config: Config, backend: Backend, place: Place, report: Report) -> Target:
     """Loads the kernels, on which formats depend; returns the target for a rank that computes alone."""
-    number = (place.engine - 1) * config.run.tensor_parallel + place.rank + 1
+    number = (place.engine - 1) * config.run.num_ranks + place.rank + 1
     flags = replace(config.model, dtype=choose_dtype(config.model.dtype, config.facts.pooling))
     backend.load_kernels(report)
     placement = backend.find_placement(flags, config.cache, read_hf_config(Path(config.facts.model_dir)), number)
@@ -41,10 +42,15 @@ def open_target(config: Config, backend: Backend, place: Place, report: Report) 
     """Gives this process its device, and connects it with the other ranks. Raises `BootError`."""
     target, run = find_target(config, backend, place, report), config.run
     backend.bind(config, target.placement, place)
-    if run.tensor_parallel == 1:
+    if run.num_ranks == 1:
         return target
+    own = find_place(place.rank, run.tensor_parallel, run.pipeline_parallel)
     if place.ranks_file is None:
-        raise BootError(f"--tensor-parallel {run.tensor_parallel}: only a server has several ranks; leave it at 1")
+        flag = "--tensor-parallel" if own.num_stages == 1 else "--pipeline-parallel"
+        raise BootError(f"{flag} {max(own.num_stages, own.num_ranks)}: only a server has several ranks; leave it at 1")
     report("waiting for the other ranks", None)
-    parallel = backend.join_ranks(place.ranks_file, place.rank, run.tensor_parallel, run.boot_timeout_s)
-    return target._replace(parallel=parallel)
+    meeting = Meeting(place.ranks_file, place.rank, run.num_ranks, run.boot_timeout_s)
+    everyone = within = backend.join_ranks(meeting, "engine", place.rank, run.num_ranks)
+    if own.num_stages > 1:
+        within = backend.join_ranks(meeting, f"stage{own.stage}", own.rank, own.num_ranks)
+    return target._replace(pipeline=Pipeline(own, everyone, within))

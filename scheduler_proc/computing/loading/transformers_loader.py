@@ -19,6 +19,8 @@ class TransformersLoader:
     def __init__(self, role: Role, config: Config, target: Target):
         if config.model.num_lora_slots:
             raise BootError("--lora, --max-loras: adapters need a model family of ours, not transformers' code")
+        if config.run.pipeline_parallel > 1:
+            raise BootError("--pipeline-parallel: not supported for a model that transformers computes (--model-impl)")
         if config.scheduling.speculative == "mtp":
             raise no_mtp_head(config)
         if role == "main":

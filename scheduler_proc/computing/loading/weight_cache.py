@@ -60,7 +60,7 @@ class WeightCache:
     """The file of a model in one format, or of a rank's part of it. `path` need not exist."""
 
     def __init__(self, shard: Shard, files: list[Path], placement: Placement):
-        of_rank = (shard.rank, shard.num_ranks) if shard.num_ranks > 1 else ()
+        of_rank = (shard.rank, shard.num_ranks, shard.layers) if shard.num_ranks > 1 or shard.layers else ()
         of_format = (placement.dtype_name, placement.quantization, *of_rank)
         self.path = cache_dir() / f"weights-{_digest(str(files[0].parent.resolve()), *of_format)}.safetensors"
         identity = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]

@@ -263,7 +263,8 @@ class ModelDescription:
     prediction (`model/mtp_decoder.py`); with one, the final hidden states of all tokens are kept, in pages.
 
     `deepstack_layers`: after these layers, further parts of images' rows are added to the stream (`span_rows.py`).
-    `padding_id`: the token whose further inputs of layers are those of tokens with a placed row.
+    `padding_id`: the token whose further inputs of layers are those of tokens with a placed row. `held_layers`: those
+    that this process has, if it is one of several stages; `layers` are still all of them.
     """
 
     vocab_size: int
@@ -285,10 +286,25 @@ class ModelDescription:
     mtp: LayerDescription | None = None
     deepstack_layers: tuple[int, ...] = ()
     padding_id: int = 0
+    held_layers: range | None = None
 
     def __post_init__(self) -> None:
         if not self.mixers:
             raise BootError("config.json: no layer has attention or a recurrent block, so no token would read others")
+
+    @property
+    def held(self) -> range:
+        """The indices of the layers that this process has."""
+        return range(len(self.layers)) if self.held_layers is None else self.held_layers
+
+    @property
+    def has_end(self) -> bool:
+        """True if this process has the last layer, and with it the head."""
+        return self.held.stop == len(self.layers)
+
+    @property
+    def held_mixers(self) -> list[MixerDescription]:
+        return [mixer for index in self.held for mixer in self.layers[index].mixers]
 
     @property
     def vocab_part(self) -> int:
@@ -326,7 +342,7 @@ class ModelDescription:
     @property
     def hidden(self) -> tuple[CachePart, ...]:
         """What the model itself stores of each token: its final hidden state, for a head of multi-token prediction."""
-        return () if self.mtp is None else (CachePart("hidden", (self.hidden_size,), "activation"),)
+        return () if self.mtp is None or not self.has_end else (CachePart("hidden", (self.hidden_size,), "activation"),)
 
     @property
     def attended_size(self) -> int:

@@ -28,6 +28,7 @@ from scheduler_proc.computing.model.stages import (
     begin_stream,
 )
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
+from scheduler_proc.computing.pipeline import WHOLE
 from scheduler_proc.computing.step.features.kept_hidden import KEPT_HIDDEN
 from scheduler_proc.computing.step.inputs import StepInputs
 from scheduler_proc.computing.step.rows import StepRows
@@ -36,7 +37,7 @@ from scheduler_proc.computing.step.rows import StepRows
 def describe_mtp(main: ModelDescription) -> ModelDescription:
     """Returns the head of `main`, which must have one, as a model of one layer."""
     assert main.mtp is not None
-    return replace(main, layers=(main.mtp,), mtp=None)
+    return replace(main, layers=(main.mtp,), mtp=None, held_layers=None)
 
 
 class MtpDecoder:
@@ -45,8 +46,10 @@ class MtpDecoder:
     def __init__(self, main: DescribedDecoder, weights: Weights, max_model_len: int):
         names = [name for name in weights if name.startswith(f"{MTP}.")]
         own = {name.removeprefix(f"{MTP}."): weights.pop(name) for name in names}
+        assert main.embedding is not None
+        assert main.head is not None
         self.model = describe_mtp(main.model)
-        self.parallel = main.parallel
+        self.parallel, self.pipeline = main.parallel, WHOLE
         self.num_weight_bytes = 0  # the model has counted those of the head
         self.pooler: Pooler | None = None
         self.adapters: Adapters | None = None

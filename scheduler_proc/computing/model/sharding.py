@@ -25,4 +25,4 @@ class Shard:
     def own(self) -> ModelDescription:
         """The model that the rank computes."""
         layers = tuple(layer.divided(self.num_ranks) for layer in self.whole.layers)
-        return replace(self.whole, layers=layers, num_ranks=self.num_ranks)
+        return replace(self.whole, layers=layers, num_ranks=self.num_ranks, held_layers=self.layers)

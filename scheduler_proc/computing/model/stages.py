@@ -17,7 +17,7 @@ from kernels.arguments.rows import RopeTables
 from scheduler_proc.computing.model.adapters import Adapters
 from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.blocks.context import BlockContext
-from scheduler_proc.computing.model.blocks.embedding import Embedding, embedding_parameters
+from scheduler_proc.computing.model.blocks.embedding import TOKENS, Embedding, embedding_parameters
 from scheduler_proc.computing.model.blocks.head import Head, head_parameters
 from scheduler_proc.computing.model.blocks.layer import Layer, Stream, layer_parameters
 from scheduler_proc.computing.model.blocks.layer_inputs import LayerInputs, input_parameters
@@ -55,12 +55,17 @@ def model_parameters(model: ModelDescription, layers: range | None = None) -> li
     The first layer comes with the embedding, the last one with the head.
     """
     layers = range(len(model.layers)) if layers is None else layers
-    stages = [_embedding_parameters(model)] if layers.start == 0 else []
+    has_end = layers.stop == len(model.layers)
+    stages = [_embedding_parameters(model)] if layers.start == 0 or (has_end and model.mtp is not None) else []
     stages += [layer_parameters(f"layers.{index}", model.layers[index], model.hidden_size) for index in layers]
     stages.append(bias_parameters(model))
-    if layers.stop == len(model.layers):
+    if has_end:
         stages.append(_head_parameters(model))
-    return list({parameter.name: parameter for stage in stages for parameter in stage}.values())
+    found = {parameter.name: parameter for stage in stages for parameter in stage}
+    if TOKENS in found and len(layers) < len(model.layers) and (model.mtp is None or not has_end):
+        # A stage has the tied head or its embedding, in a format for it.
+        found[TOKENS] = replace(found[TOKENS], role="linear" if has_end else "embedding")
+    return list(found.values())
 
 
 def _embedding_parameters(model: ModelDescription) -> list[Parameter]:

@@ -97,7 +97,7 @@ def make_activations(sizes: Mapping[str, int], dtype: torch.dtype, max_tokens: i
 
 
 class Workspace:
-    """Room for steps of up to `max_tokens` tokens, and logits of up to `max_rows` rows, on the CPU.
+    """Room for steps of up to `max_tokens` tokens, and logits of up to `max_rows` rows if there is a head, on the CPU.
 
     The operating system provides the memory as it is written, so unused memory costs nothing.
     """
@@ -107,7 +107,7 @@ class Workspace:
         if num_inputs := model.layer_inputs_size:
             sizes |= Counter(layer_inputs=num_inputs, inner=num_inputs, gated=num_inputs)
         self._activations = make_activations(sizes, dtype, max_tokens)
-        self._logits_NV = empty_huge((max_rows, model.vocab_size), dtype)
+        self._logits_NV = empty_huge((max_rows if model.has_end else 0, model.vocab_size), dtype)
 
     @property
     def num_bytes(self) -> int:

@@ -17,6 +17,7 @@ from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.stages import ComputeLayers, LayerKind, Memory
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
 from scheduler_proc.computing.parallel import ALONE
+from scheduler_proc.computing.pipeline import WHOLE
 from scheduler_proc.computing.step.inputs import StepInputs
 from scheduler_proc.computing.transformers_model.attention import NAME, PagedAttention, attention_by
 
@@ -26,7 +27,7 @@ class TransformersDecoder:
 
     def __init__(self, module: Any, model: ModelDescription):
         self.model = model
-        self.parallel = ALONE
+        self.parallel, self.pipeline = ALONE, WHOLE
         self.layer_kinds: list[LayerKind] = []
         self.adapters: Adapters | None = None
         self.span_rows = None

@@ -21,9 +21,14 @@ def no_report(text: str, fraction: float | None) -> None:
 
 
 @contextmanager
-def ranks_of(path: Path, num_ranks: int, ranks_file: Path, **flags: Any) -> Iterator[list[Runner]]:
-    """Loads the checkpoint on `num_ranks` ranks, which all run the steps of the first. Raises what any rank raises."""
-    config = make_config(path, tensor_parallel=num_ranks, boot_timeout_s=TIMEOUT_S, **flags)
+def ranks_of(path: Path, num_ranks: int, ranks_file: Path, num_stages: int = 1, **flags: Any) -> Iterator[list[Runner]]:
+    """Loads the checkpoint on `num_ranks` ranks in each stage, which all run the steps of the first rank.
+
+    Raises what any rank raises.
+    """
+    parallel = {"tensor_parallel": num_ranks, "pipeline_parallel": num_stages}
+    config = make_config(path, **parallel, boot_timeout_s=TIMEOUT_S, **flags)
+    num_ranks *= num_stages
     runners: dict[int, Runner] = {}
     errors: list[BaseException] = []
     steps: list[queue.SimpleQueue[Batch | None]] = [queue.SimpleQueue() for _ in range(num_ranks)]

@@ -1,7 +1,6 @@
 """The CPU as a backend."""
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from scheduler_proc.computing.backends.cpu.weight_memory import WeightMemory
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.kv_cache.kv_tensors import share_of_memory
 from scheduler_proc.computing.model.description import ModelDescription
-from scheduler_proc.computing.parallel import ParallelGroup, join_group
+from scheduler_proc.computing.parallel import Meeting, ParallelGroup
 from scheduler_proc.computing.placement import DTYPES, Placement, find_kv_codes, refuse_quantization
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.step.shapes import StepLimits
@@ -56,14 +55,15 @@ class CpuBackend:
                 "--kv-offload-gb: on a CPU the KV cache is in the host's memory; raise --kv-cache-memory-gb instead"
             )
         run = config.run
-        set_threads(config.model.cpu_threads, config.max_local_engines, place.engine, run.tensor_parallel, place.rank)
+        number = config.max_local_engines, place.engine, run.num_ranks, place.rank
+        set_threads(config.model.cpu_threads, *number, may_wait=run.pipeline_parallel > 1)
 
     def load_kernels(self, report: Report) -> None:
         load_kernels(report)
 
-    def join_ranks(self, file: Path, rank: int, size: int, timeout_s: float) -> ParallelGroup:
+    def join_ranks(self, meeting: Meeting, name: str, rank: int, size: int) -> ParallelGroup:
         """Connects the ranks with Gloo through the loopback interface."""
-        return join_group(file, rank, size, timeout_s, _connect)
+        return meeting.join(name, rank, size, _connect)
 
     def free_bytes(self, config: Config, placement: Placement) -> int:
         return available_memory_bytes(MEMORY_INFO, CGROUP)
@@ -81,7 +81,7 @@ class CpuBackend:
         """Engines on the same cores share the memory of a file, unless flags say otherwise."""
         if place.weights_file is None or not config.model.share_weights:
             return OwnWeights()
-        group = find_share(config.max_local_engines, place.engine).group
+        group = find_share(config.max_local_engines, place.engine, config.run.num_ranks, place.rank).group
         return WeightMemory(file_of_group(place.weights_file, group), identity)
 
     def make_factory(self, model: ModelParts, report: Report, main: RunnerFactory | None = None) -> CpuRunnerFactory:

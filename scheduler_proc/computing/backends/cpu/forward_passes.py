@@ -42,6 +42,9 @@ from scheduler_proc.computing.step.shapes import StepLimits
 
 CPU = torch.device("cpu")
 
+NO_LOGITS = torch.empty(0, 0)
+"""The logits of a stage that has no head."""
+
 MIN_CAPTURED_TOKENS = 64
 """The minimum number of tokens with room: a step of few rows may have many draft tokens."""
 
@@ -98,11 +101,27 @@ class CpuForwardPasses:
         self.can_capture = decoder.parallel.size == 1
         """False if something other than C kernels computes in a step of decode rows, or ranks wait for each other."""
 
-        self.can_plan_ahead = may_overlap and self.can_capture and torch.get_num_threads() > 1
+        self._pipeline, self._is_last = decoder.pipeline, decoder.pipeline.place.is_last
+        self._is_alone = decoder.pipeline.place.num_stages == 1
+        self.can_plan_ahead = may_overlap and self.can_capture and self._is_alone and torch.get_num_threads() > 1
         self.repeats = Repeats(decoder.layer_kinds) if self.can_capture else None
 
     def prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
         """Writes a step that can be captured to the memory of captures; it must run before the next one is prepared."""
+        forward = self._prepare(batch, columns)
+        return forward if self._is_alone else partial(self._pass_on, forward, batch.num_tokens)
+
+    def _pass_on(self, forward: Forward, num_tokens: int) -> Forwarded:
+        """Runs the step between the stages before and after this one."""
+        room = self._workspace.activations(num_tokens)
+        assert room.residual is not None
+        parts = [room.residual] if room.layer_inputs is None else [room.residual, room.layer_inputs]
+        with self._pipeline.hops(parts):
+            forwarded = forward()
+            parts[0] = forwarded.hidden
+        return forwarded
+
+    def _prepare(self, batch: Batch, columns: Mapping[str, np.ndarray]) -> Forward:
         self._populate(batch)
         is_decode = only_samples(batch)
         if is_decode:
@@ -142,6 +161,8 @@ class CpuForwardPasses:
         compute_middle = None if repeats is None else repeats.compute
         cache = self.cache
         hidden_NE = self._decoder.forward(step, cache.layers, activations, compute_middle, cache.hidden)
+        if not self._is_last:
+            return Forwarded(NO_LOGITS, hidden_NE, columns)
         slots_S, slots_Q = head_slots(step, num_sampled)
         logits_SV = self._decoder.logits(hidden_NE[:num_sampled], self._workspace.logits(num_sampled), slots_S)
         return Forwarded(logits_SV, hidden_NE[num_sampled:], columns, head_slots=slots_Q)
@@ -175,17 +196,21 @@ class CpuForwardPasses:
         """Runs the step and `draw` call by call; later steps with this number of rows are replayed, if possible."""
         shape = StepShape(num_rows, 0, 0, 0, num_rows, features=features)
         step = view_step(shape, {name: tensor[:num_rows] for name, tensor in self._tensors.items()})
-        activations, room_RV = self._workspace.activations(num_rows), self._workspace.logits(num_rows)
-        assert room_RV is not None
+        activations = self._workspace.activations(num_rows)
         draws = [self._draws[name][:num_rows] for name in DRAW_COLUMNS]
 
-        def compute() -> tuple[Forwarded, Tensor]:
+        def compute() -> tuple[Forwarded, Tensor | None]:
             hidden_RE = self._decoder.forward(step, self.cache.layers, activations, None, self.cache.hidden)
+            if not self._is_last:
+                return Forwarded(NO_LOGITS, hidden_RE, sampling), None
+            room_RV = self._workspace.logits(num_rows)
+            assert room_RV is not None
             logits_RV = self._decoder.logits(hidden_RE, room_RV)
             return Forwarded(logits_RV, hidden_RE[num_rows:], sampling), draw(logits_RV, *draws)
 
         (forwarded, tokens_R), calls, other = capture_calls(compute)
-        forwarded = forwarded._replace(plain=tokens_R.numpy())
+        if tokens_R is not None:
+            forwarded = forwarded._replace(plain=tokens_R.numpy())
         if calls is None:
             self.can_capture = False
             log.info("decode steps are not captured: %s computes in them", other)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from scheduler_proc.computing.backends.cuda.device import CudaDevice
 from scheduler_proc.computing.backends.cuda.loading import GpuRunnerFactory
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
-from scheduler_proc.computing.parallel import ParallelGroup, join_group
+from scheduler_proc.computing.parallel import Meeting, ParallelGroup
 from scheduler_proc.computing.placement import DTYPES, Placement, find_kv_codes, refuse_quantization
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.step.shapes import StepLimits
@@ -48,6 +47,10 @@ class CudaBackend:
         return Placement(device, dtype, kv_codes=kv_codes)
 
     def check_model(self, config: Config, model: ModelDescription | None) -> None:
+        if config.run.pipeline_parallel > 1:
+            raise BootError(
+                "--pipeline-parallel: stages have never been run on GPUs; use --tensor-parallel, or --device cpu"
+            )
         if not config.model.deterministic:
             return
         for is_refused, reason in (
@@ -65,9 +68,9 @@ class CudaBackend:
     def load_kernels(self, report: Report) -> None:
         """The factory loads Triton's kernels: it reports if they cannot be used."""
 
-    def join_ranks(self, file: Path, rank: int, size: int, timeout_s: float) -> ParallelGroup:
+    def join_ranks(self, meeting: Meeting, name: str, rank: int, size: int) -> ParallelGroup:
         """Connects the ranks with NCCL."""
-        return join_group(file, rank, size, timeout_s, _connect, sums_in_rank_order=False)
+        return meeting.join(name, rank, size, _connect, sums_in_rank_order=False)
 
     def free_bytes(self, config: Config, placement: Placement) -> int:
         free_bytes, total_bytes = torch.cuda.mem_get_info(placement.device)

@@ -26,8 +26,10 @@ def head_parameters(model: ModelDescription) -> list[Parameter]:
 class Head:
     """Uses `embedding` if there is no weight for the head. A quantized tied head has its own weight."""
 
-    def __init__(self, model: ModelDescription, weights: Weights, embedding: Weight, parallel: ParallelGroup):
-        self._weight = weights.pop(HEAD, embedding)
+    def __init__(self, model: ModelDescription, weights: Weights, embedding: Weight | None, parallel: ParallelGroup):
+        weight = weights.pop(HEAD, embedding)
+        assert weight is not None
+        self._weight = weight
         self._linear = self._weight.linear(None, None)
         self._scale, self._softcap = model.logit_scale, model.logit_softcap or 0.0
         self._vocab_size, self._vocab_part = model.vocab_size, model.vocab_part

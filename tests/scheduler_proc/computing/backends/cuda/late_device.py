@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from threading import Lock
 
 import numpy as np
@@ -18,7 +17,7 @@ from scheduler_proc.computing.backends.cuda import loading
 from scheduler_proc.computing.backends.cuda.backend import CudaBackend
 from scheduler_proc.computing.backends.cuda.device import CudaDevice, Pool, Work, capture_failure
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.parallel import ParallelGroup
+from scheduler_proc.computing.parallel import Meeting, ParallelGroup
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.sampling.logprobs import MAX_LOGITS
 from scheduler_proc.computing.sampling.results import Result
@@ -137,8 +136,8 @@ class LateBackend(CudaBackend):
     def find_placement(self, model: ModelConfig, cache: CacheConfig, hf_config: HfConfig, number: int = 1) -> Placement:
         return CpuBackend().find_placement(model, cache, hf_config, number)
 
-    def join_ranks(self, file: Path, rank: int, size: int, timeout_s: float) -> ParallelGroup:
-        return CpuBackend().join_ranks(file, rank, size, timeout_s)
+    def join_ranks(self, meeting: Meeting, name: str, rank: int, size: int) -> ParallelGroup:
+        return CpuBackend().join_ranks(meeting, name, rank, size)
 
     def open_device(self, placement: Placement) -> CudaDevice:
         return self._make_device()

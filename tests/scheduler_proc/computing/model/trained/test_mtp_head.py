@@ -34,12 +34,14 @@ from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice,
 from tests.scheduler_proc.computing.kv_cache.test_kv_memory import wait_until_free
 from tests.scheduler_proc.computing.model.trained.train_models import FOLDER
 from tests.scheduler_proc.computing.model.trained.train_mtp_head import MtpHead, head_file, load_model
+from tests.scheduler_proc.computing.ranks import ranks_of
 from tests.scheduler_proc.simulated_drafter import AllDrafts
 
 NAME = "qwen3_5"
 MODEL, HEAD = FOLDER / NAME, head_file(NAME)
 GREEDY = {"temperature": 0.0}
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "presence_penalty": 0.3}
+SIZES = {"max_num_seqs": 4, "num_pages": 512}
 Turn = Sequence[Sequence[int]]
 
 
@@ -70,9 +72,17 @@ def prompts() -> list[list[int]]:
 class Service:
     """A scheduler and its runner. With `always_drafts` rows get all draft tokens, whether or not they are worth it."""
 
-    def __init__(self, path: Path, kv_file: Path | None = None, *, always_drafts: bool = True, **flags: Any):
-        config = make_config(path, **{"max_num_seqs": 4, "num_pages": 512, **flags})
-        self.runner: Runner = load_runner(config, no_report, kv_file)
+    def __init__(
+        self,
+        path: Path,
+        kv_file: Path | None = None,
+        *,
+        always_drafts: bool = True,
+        runner: Runner | None = None,
+        **flags: Any,
+    ):
+        config = make_config(path, **SIZES | flags)
+        self.runner: Runner = runner or load_runner(config, no_report, kv_file)
         self.scheduler: Scheduler = make_scheduler(config, self.runner)
         planner = self.scheduler._draft_planner
         self.proposed: list[tuple[array[int], array[int]]] = []
@@ -283,11 +293,23 @@ def test_its_steps_are_captured_and_weights_shared(checkpoint: Path, prompts: Tu
     assert own.cache.hidden is passes.cache.hidden
     assert isinstance(head._decoder, MtpDecoder)
     assert isinstance(model._decoder, DescribedDecoder)
+    assert model._decoder.head is not None
     assert head._decoder.head.block is model._decoder.head.block
     sizes = [sum(tensor.nbytes for tensor in each.cache.tensors) // 512 for each in (passes, own)]
     measured = measure_models(make_config(checkpoint, speculative="mtp", num_speculative_tokens=1))[1]
     assert measured.page_bytes == sum(sizes)
     assert sizes == [16 * 4 * (128 + 160), 16 * 4 * 128]  # K and V of two heads of 32 in a layer each; hidden states
+
+
+def test_the_last_of_two_stages_has_the_head_and_drafts(
+    checkpoint: Path, prompts: Turn, expected: dict[str, list[list[list[int]]]], tmp_path: Path
+) -> None:
+    flags = {"speculative": "mtp", "num_speculative_tokens": 2}
+    with ranks_of(checkpoint, 1, tmp_path / "ranks", 2, **SIZES, **flags) as (leader, first):
+        service = Service(checkpoint, runner=leader, **flags)
+        assert first.draft_runner is None
+        assert two_turns(service, prompts, GREEDY) == expected["greedy"]
+        assert service.proposed
 
 
 def test_without_a_head_it_reports_what_to_use(tmp_path: Path) -> None:
