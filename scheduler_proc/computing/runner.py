@@ -92,7 +92,6 @@ class Runner:
         self.max_num_batched_tokens = limits.max_num_batched_tokens
         self.can_overlap = forward_passes.last_tokens is not None
         self.can_plan_ahead = forward_passes.can_plan_ahead
-        self.num_stages = 1
         self.next_tokens = b""
         """The tokens of the step whose result was requested last."""
         self.degraded = parts.degraded
