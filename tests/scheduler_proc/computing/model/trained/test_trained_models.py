@@ -228,7 +228,7 @@ def our_perplexity(path: Path, held_out: Tensor, spoil: Spoil = lambda states: N
     service = Service(path, **flags)
     forward_passes = service.runner.forward_passes
     assert isinstance(forward_passes, CpuForwardPasses)
-    states = [kept for layer in forward_passes.cache.layers for kept in layer if not isinstance(kept, PagedKV)]
+    states = [kept for layer in forward_passes.cache.layers for kept in layer if kept and not isinstance(kept, PagedKV)]
     inbox = service.finish(requests, lambda: spoil(states))
     logprobs = [logprob for own in inbox.prompt_logprobs.values() for _, logprob, _ in own]
     assert len(logprobs) == HELD_OUT_ROWS * (CONTEXT - 1)
