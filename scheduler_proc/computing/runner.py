@@ -58,8 +58,8 @@ class RunnerParts:
 
     `degraded` reports to operators what is missing or slower than it should be; `placement` has the device and the
     formats. `publish` makes the other ranks run a step: with several stages as it is launched, else as it is about to
-    run here. `windows`: the window of the layers
-    with window pages, and the number of these. `states`: the slots for recurrent states, if layers have any.
+    run here. `windows`: the window of the layers with window pages, and the number of these. `states`: the slots for
+    recurrent states, if layers have any.
     """
 
     degraded: str = ""
@@ -106,7 +106,8 @@ class Runner:
         self.span_rows = decoder.span_rows
         """Takes the rows of spans in prompts; `None`: prompts have none."""
         self.forward_passes = forward_passes
-        self.num_stages = decoder.pipeline.place.num_stages
+        place = decoder.pipeline.place
+        self._is_last, self.num_stages = place.is_last, place.num_stages
         """The stages that compute a step one after another; as many steps are computed at a time."""
         self._publish = parts.publish
         self._limits = limits
@@ -172,7 +173,7 @@ class Runner:
             if self._publish is not None and self.num_stages == 1:
                 self._publish(batch)
             forwarded = forward()
-            if not self._decoder.pipeline.place.is_last:
+            if not self._is_last:
                 return NO_TOKENS
             result = compute_result(self._decoder, forwarded, sampling, self._device.max_logits)
         except Exception as error:

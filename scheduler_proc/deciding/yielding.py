@@ -52,7 +52,7 @@ class Yielding:
             return -num_paused
         notes.paused += [_changed_row(stages.pause(), is_paused=True) for _ in range(num_paused)]
         resumed = [stages.resume() for _ in range(num_resumed)]
-        if not self._is_sharing:  # otherwise they would soon be paused again
+        if resumed and not self._is_sharing:  # otherwise they would soon be paused again
             notes.paused += [_changed_row(req, is_paused=False) for req in resumed]
         return most - stages.num_yielding
 
