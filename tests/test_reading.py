@@ -11,7 +11,7 @@ NUMBERED = re.findall(r"^(\d+)\. `([\w/]+\.py)` ", LIST, re.MULTILINE)
 NAMES = [name for _, name in NUMBERED]
 ROOMS = set(re.findall(r"^\| `([\w/]+)/` \| ", LEFT_OUT, re.MULTILINE))
 MAX_FILES = 45
-MAX_LINES = 5_060
+MAX_LINES = 5_100
 
 
 def test_the_list_leads_from_messages_to_logits():
