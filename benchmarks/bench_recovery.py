@@ -36,7 +36,7 @@ from benchmarks.result_file import write_result
 from benchmarks.server_process import ServerProcess, started_server
 from messages.control.admin import Done, RestartProcess
 from messages.control.processes import SUCCESSOR
-from messages.engines import SCHEDULER
+from messages.engine_names import SCHEDULER
 from messages.errors import SluiceError
 from runtime.run_dir import RunDir
 from supervisor.client.admin_client import AdminClient

@@ -12,7 +12,8 @@ from encoder_proc.work import Encode, Work
 from messages.channels import Receiver
 from messages.control.histograms import HistogramCounts
 from messages.control.processes import kind_of, place_of, worker_number
-from messages.engines import SCHEDULER, SchedulerSenders, engine_name
+from messages.engine_names import SCHEDULER, engine_name
+from messages.engines import SchedulerSenders
 from messages.ring.encodings import EncodeImage, EncoderStarted, EngineStarted, ForgetImage
 from messages.ring.requests import FramesLost, ToEncoder
 from runtime.background import lower_priority

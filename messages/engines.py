@@ -1,7 +1,5 @@
-"""The engines of a server (`--data-parallel`), each with its own KV cache: their names, and senders to them.
+"""Senders to the engines of a server (`--data-parallel`), each of which has its own KV cache.
 
-An engine is a scheduler, its rank 0, together with its other ranks (`--tensor-parallel`, `--pipeline-parallel`), which
-run the same steps.
 The frontend chooses an engine for each request; messages about the request carry its number, counted from 1.
 """
 
@@ -10,26 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from messages.channels import Sender
-from messages.control.processes import kind_of, place_of, worker_name
+from messages.engine_names import SCHEDULER, engine_name
 from messages.ring.requests import ToScheduler
 
-SCHEDULER, RANK = "scheduler", "rank"
 TIDY_INTERVAL_S = 1.0
-
-
-def engine_name(engine: int) -> str:
-    """Returns the name of the process: `scheduler`, then `scheduler-2` …"""
-    return worker_name(SCHEDULER, engine)
-
-
-def rank_name(rank: int, engine: int = 1) -> str:
-    """Returns the name of a rank other than the scheduler: `rank1`, or `rank1-2` in the second engine."""
-    return worker_name(f"{RANK}{rank}", engine)
-
-
-def rank_of(name: str) -> int:
-    """`rank1-2` → 1; 0 for a scheduler."""
-    return int(place_of(name).partition("-")[0].removeprefix(RANK)) if kind_of(name) == RANK else 0
 
 
 class SchedulerSenders:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from messages.channels import Receiver
 from messages.control.processes import worker_number
-from messages.engines import RANK, engine_name, rank_of
+from messages.engine_names import RANK, engine_name, rank_of
 from messages.ring.steps import Batch, JoinRanks, ToRank
 from runtime.process import ProcessLink, run_process
 from runtime.profiling import Part

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from messages.channels import Sender
 from messages.config.server import Config
-from messages.engines import rank_name
+from messages.engine_names import rank_name
 from messages.ring.steps import JoinRanks, ToRank
 from runtime.process import ProcessLink
 

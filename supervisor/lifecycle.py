@@ -20,7 +20,7 @@ from messages.control.processes import (
     Welcome,
     kind_of,
 )
-from messages.engines import SCHEDULER
+from messages.engine_names import SCHEDULER
 from messages.errors import BootError
 from supervisor.admission import find_reason_to_refuse
 from supervisor.child import END_LOOK_S, Child, Command

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kernels.cpu.huge_memory import HUGE_PAGE, make_huge, map_file
 from messages.control.processes import kind_of, place_of
-from messages.engines import RANK, SCHEDULER, rank_of
+from messages.engine_names import RANK, SCHEDULER, rank_of
 from runtime.numa import allowed_cpus, file_of_group, read_nodes
 from runtime.run_dir import RunDir
 

@@ -18,7 +18,7 @@ from messages.control.processes import (
     place_of,
     worker_number,
 )
-from messages.engines import RANK, SCHEDULER, engine_name
+from messages.engine_names import RANK, SCHEDULER, engine_name
 from messages.ring.uids import frontend_socket
 from runtime.run_dir import RunDir
 from supervisor.child import Child, Command

@@ -16,7 +16,7 @@ import msgspec
 from messages.config.images import HOST
 from messages.config.server import CHAT_SAMPLING, Config, ExtraConfig, ModelFacts
 from messages.control.processes import ENCODER, FRONTEND, RING
-from messages.engines import SCHEDULER, rank_name
+from messages.engine_names import SCHEDULER, rank_name
 from messages.errors import BootError, UsageError
 from messages.program import PROGRAM
 from runtime.extras import installed_extras, load_object, load_parts, load_sections

@@ -18,7 +18,7 @@ from messages.control.processes import (
     place_of,
     worker_number,
 )
-from messages.engines import SCHEDULER
+from messages.engine_names import SCHEDULER
 from messages.frontends import socket_of
 from supervisor.process_files import RunState
 

@@ -4,7 +4,7 @@ import time
 
 from messages.config.server import RunConfig
 from messages.control.processes import SUCCESSOR, kind_of
-from messages.engines import SCHEDULER
+from messages.engine_names import SCHEDULER
 from supervisor.child import Child
 from supervisor.lifecycle import Lifecycle
 

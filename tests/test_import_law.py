@@ -187,6 +187,7 @@ LAYERS = {
         "messages/channels.py",
         "messages/frames.py",
         "messages/ring",
+        "messages/engine_names.py",
         "messages/control messages/config",
         "messages/columns.py messages/errors.py",
         "messages/__init__.py",

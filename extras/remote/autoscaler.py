@@ -11,7 +11,7 @@ from extras.remote.scaling_rule import Decision, Sample, decide
 from messages.config.server import Config
 from messages.control.admin import Answer, Ask, Done, Failed, ScaleProcess, Scaling
 from messages.control.processes import ProcessStatus, kind_of
-from messages.engines import SCHEDULER
+from messages.engine_names import SCHEDULER
 from supervisor.console import Console
 from supervisor.process_group import ProcessGroup
 

@@ -8,7 +8,7 @@ from msgspec import Meta
 from extras.remote.join_keys import check_address
 from extras.remote.scaling_rule import ScalingLimits
 from messages.config.server import Config, ExtraConfig
-from messages.engines import SCHEDULER
+from messages.engine_names import SCHEDULER
 from messages.errors import UsageError
 
 ANY_PORT = "tcp://0.0.0.0:*"

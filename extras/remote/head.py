@@ -6,7 +6,7 @@ from extras.remote.autoscaler import Autoscaler
 from extras.remote.config import RemoteConfig
 from extras.remote.join_keys import make_keys
 from messages.config.server import Config
-from messages.engines import SCHEDULER
+from messages.engine_names import SCHEDULER
 from runtime.run_dir import RunDir
 from supervisor.child import Command, number_commands
 from supervisor.python_process import python_command

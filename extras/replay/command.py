@@ -16,7 +16,7 @@ from extras.replay.frames import DIFFERENT, SAME
 from extras.replay.recording import NO_IMAGES, Attempt, Recording
 from extras.replay.stand_in import ServerEndedError, StandIn
 from messages.control.processes import RING
-from messages.engines import SCHEDULER, engine_name
+from messages.engine_names import SCHEDULER, engine_name
 from messages.errors import SluiceError
 from messages.frame_files import reporting_damage
 from messages.schema import SCHEMA_VERSION

@@ -9,7 +9,7 @@ from extras.replay.recording import OPENINGS, Attempt, Recording
 from extras.replay.stand_in import StandIn
 from messages.columns import unpack_int64
 from messages.control.processes import RING
-from messages.engines import SCHEDULER, engine_name
+from messages.engine_names import SCHEDULER, engine_name
 from messages.errors import SluiceError
 from messages.ring.replies import DetokenizeMsg, OpenStream
 from messages.ring.uids import block_of, frontend_socket

@@ -13,7 +13,7 @@ from extras.faults.faults import read_poisons
 from extras.replay.outcomes import BY_REQUEST, Key, Outcome, Outcomes
 from messages.config.server import Config
 from messages.control.processes import FRONTEND, kind_of
-from messages.engines import SCHEDULER, engine_name
+from messages.engine_names import SCHEDULER, engine_name
 from messages.errors import SluiceError
 from messages.frame_files import Record, find_readers, read_records
 from messages.frames import Arrivals

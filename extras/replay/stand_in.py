@@ -18,7 +18,7 @@ from messages.channels import ControlClient, Receiver, Sender, Waiter
 from messages.config.server import Config
 from messages.control.admin import Acknowledged, InstructProcesses, ProcessResults
 from messages.control.processes import ENCODER, FRONTEND, RING, Hello, ProcessTable, Ready, Stop, ToProcess, kind_of
-from messages.engines import SCHEDULER
+from messages.engine_names import SCHEDULER
 from messages.errors import SluiceError
 from messages.frame_files import UNIONS
 from messages.schema import SCHEMA_VERSION

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from messages.control.processes import kind_of, place_of
-from messages.engines import SCHEDULER
+from messages.engine_names import SCHEDULER
 from supervisor.cli.show import join_columns
 
 Json = dict[str, Any]

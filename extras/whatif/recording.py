@@ -17,7 +17,7 @@ from extras.whatif.settings import MAX_PAGES
 from extras.whatif.traces import Arrival
 from messages.columns import INT32, runs_of, unpack_int32, unpack_int64
 from messages.control.processes import FRONTEND, kind_of
-from messages.engines import SCHEDULER
+from messages.engine_names import SCHEDULER
 from messages.errors import UsageError
 from messages.frame_files import Record, find_readers, read_records, reporting_damage
 from messages.ring.replies import DetokenizeMsg, StepReplies

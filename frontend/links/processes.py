@@ -22,7 +22,7 @@ from messages.control.processes import (
     place_of,
     worker_number,
 )
-from messages.engines import SCHEDULER, engine_name
+from messages.engine_names import SCHEDULER, engine_name
 from messages.ring.requests import DropBefore
 from messages.ring.uids import find_gone
 

@@ -16,7 +16,7 @@ from frontend.requests.generation import Generation
 from frontend.requests.registry import Registry
 from frontend.routing.router import Router
 from messages.control.processes import FrontendReport, QuietRequest, kind_of, worker_number
-from messages.engines import SCHEDULER, engine_name
+from messages.engine_names import SCHEDULER, engine_name
 from messages.errors import ChannelFullError
 from messages.ring.requests import AbortMsg, AbortReason, DropBefore, FramesLost, TokenizeMsg
 

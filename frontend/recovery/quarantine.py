@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from frontend.links.processes import ProcessView
 from frontend.requests.generation import Generation
-from messages.engines import SCHEDULER
+from messages.engine_names import SCHEDULER
 
 NUM_DEATHS_SUSPECT = 2
 NUM_DEATHS_REFUSED = 3

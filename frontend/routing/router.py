@@ -8,7 +8,7 @@ from frontend.requests.admission import estimate_tokens
 from frontend.routing.prefixes import BLOCK_BYTES, PrefixIndex, block_keys
 from messages.columns import num_int32
 from messages.control.processes import worker_number
-from messages.engines import SCHEDULER
+from messages.engine_names import SCHEDULER
 from messages.ring.requests import TokenizeMsg
 
 MAX_OUTPUT_TOKENS = 256

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 
 from messages.control.admin import Done, Progress, RestartProcess
 from messages.control.processes import SUCCESSOR, WAITING, Drain, Leave, kind_of, place_of
-from messages.engines import RANK, SCHEDULER
+from messages.engine_names import RANK, SCHEDULER
 from supervisor.admin.inquiries import find_process
 from supervisor.admin.tasks import CommandFailedError, Steps, Task, until
 from supervisor.child import Child

@@ -4,7 +4,7 @@ import time
 
 from messages.control.admin import Done, Progress, ScaleProcess
 from messages.control.processes import ENCODER, WAITING, kind_of, worker_name, worker_number
-from messages.engines import SCHEDULER
+from messages.engine_names import SCHEDULER
 from supervisor.admin.handover import JOIN_TIMEOUT_S, check_no_handover, drain_rows, stop_process
 from supervisor.admin.inquiries import find_process
 from supervisor.admin.tasks import CommandFailedError, Steps, Task, until

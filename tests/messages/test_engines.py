@@ -7,7 +7,8 @@ import pytest
 from messages import engines
 from messages.channels import Receiver, Sender
 from messages.control.processes import kind_of, worker_number
-from messages.engines import SchedulerSenders, engine_name, rank_name, rank_of
+from messages.engine_names import engine_name, rank_name, rank_of
+from messages.engines import SchedulerSenders
 from messages.ring.requests import AbortMsg, ToScheduler
 
 

@@ -118,8 +118,9 @@ def test_a_stopped_scheduler_does_not_stop_the_answers(ring: RingClient):
         async with ring.connect() as client, asyncio.TaskGroup() as group:
             for number in range(NUM_STREAMS):
                 group.create_task(stream(client, 3 + number, 240, f"s{number}"))
-            while (await client.get("/requests", params={"stage": "queue"})).json()["num_found"] < NUM_STREAMS // 2:
-                await asyncio.sleep(0.01)
+            async with asyncio.timeout(TIMEOUT_S):
+                while (await client.get("/requests", params={"stage": "queue"})).json()["num_found"] < 8:
+                    await asyncio.sleep(0.01)
             os.kill(pid, signal.SIGSTOP)
             try:
                 group.create_task(stream(client, 60, 2, "late"))

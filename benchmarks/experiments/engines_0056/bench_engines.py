@@ -27,7 +27,7 @@ from benchmarks.result_file import write_result
 from benchmarks.server_process import started_server
 from extras.whatif.traces import fit_scale, random_ids, read_trace, replay
 from messages.control.processes import kind_of
-from messages.engines import SCHEDULER
+from messages.engine_names import SCHEDULER
 from messages.errors import SluiceError
 
 START_TIMEOUT_S = 120.0

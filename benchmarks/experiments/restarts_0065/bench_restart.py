@@ -20,7 +20,7 @@ from benchmarks.load.connection import Target
 from benchmarks.model_shapes import SHAPES, configured_shape
 from benchmarks.result_file import ROOT, write_result
 from benchmarks.server_process import started_server
-from messages.engines import SCHEDULER, engine_name
+from messages.engine_names import SCHEDULER, engine_name
 from messages.errors import SluiceError
 
 BUNDLED = ROOT / "assets" / "shakespeare-gpt2"

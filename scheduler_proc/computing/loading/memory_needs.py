@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from messages.config.server import Config
-from messages.engines import SCHEDULER, rank_name
+from messages.engine_names import SCHEDULER, rank_name
 from messages.errors import BootError
 from scheduler_proc.computing.backends.backend import Backend
 from scheduler_proc.computing.kv_cache.kv_tensors import GIB

@@ -11,7 +11,7 @@ import pytest
 from extras.faults.faults import read_poisons, write_poisons
 from extras.faults.messages import Poison
 from messages.columns import pack_int32
-from messages.engines import engine_name
+from messages.engine_names import engine_name
 from messages.ring.requests import SamplingParams, Stamps, UserMsg
 from supervisor.cli.operate import operate
 from supervisor.cli.redact import redact_snapshot

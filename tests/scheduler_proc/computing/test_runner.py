@@ -16,6 +16,7 @@ from scheduler_proc.computing import runner as runner_module
 from scheduler_proc.computing.backends.cpu.forward_passes import copy_columns
 from scheduler_proc.computing.device import Forward
 from scheduler_proc.computing.parallel import ALONE
+from scheduler_proc.computing.pipeline import WHOLE
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.computing.sampling.logprobs import MAX_LOGITS
 from scheduler_proc.computing.sampling.results import Forwarded, Result
@@ -36,7 +37,7 @@ class Config:
 
 class Model:
     model = Config()
-    parallel = ALONE
+    parallel, pipeline = ALONE, WHOLE
     adapters = span_rows = None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from messages.control.processes import ProcessStatus
-from messages.engines import SCHEDULER
+from messages.engine_names import SCHEDULER
 from supervisor.admin import handover
 from supervisor.admin.tasks import CommandFailedError
 from supervisor.child import Child, Command

@@ -11,7 +11,7 @@ import pytest
 
 from messages.control.admin import Progress, ScaleProcess
 from messages.control.processes import ProcessStatus
-from messages.engines import SCHEDULER
+from messages.engine_names import SCHEDULER
 from supervisor.admin.handover import JOIN_TIMEOUT_S
 from supervisor.admin.scaling import scale_process
 from supervisor.admin.tasks import CommandFailedError
