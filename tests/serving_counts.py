@@ -196,10 +196,14 @@ def count_modules(program: str) -> int:
     return int(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
 
 
-def main(show: Callable[[str], None] = print) -> None:
-    for name, count in count_all().items():
-        show(f"{count:12,.1f} of {LIMITS[name]:10,}  {name}")
+def main(show: Callable[[str], None] = print) -> int:
+    """Returns 1 if a count is above its limit."""
+    counts = count_all()
+    assert counts.keys() == LIMITS.keys()
+    for name, count in counts.items():
+        show(f"{count:12,.1f} of {LIMITS[name]:10,}  {name}{' (above)' if count > LIMITS[name] else ''}")
+    return int(any(count > LIMITS[name] for name, count in counts.items()))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

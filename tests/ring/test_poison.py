@@ -1,6 +1,8 @@
 """A request that kills the scheduler: only this request fails, all other streams continue and stay exact."""
 
 import asyncio
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,16 +53,26 @@ def ring(faulty_ring: RingClient) -> Iterator[RingClient]:
 
 @pytest.fixture(scope="module")
 def killed(ring: RingClient) -> Killed:
-    undisturbed = ring.generate_all(OTHERS)
-    num_restarts = ring.status("scheduler")["num_restarts"] + 3
+    """The scheduler is stopped until the culprit waits for it, so that no stream ends before."""
+    undisturbed, status = ring.generate_all(OTHERS), ring.status("scheduler")
+    num_restarts = status["num_restarts"] + 3
 
     async def run() -> tuple[list[Generated], httpx.Response]:
         async with ring.connect() as client:
             has_begun = asyncio.Event()
             streams = [asyncio.create_task(collect(client, request, lambda _: has_begun.set())) for request in OTHERS]
             await has_begun.wait()
-            poison = await client.post("/generate", json=body(CULPRIT, max_tokens=5, stream=False))
-            return await asyncio.gather(*streams), poison
+            os.kill(status["pid"], signal.SIGSTOP)
+            try:
+                request = body(CULPRIT, max_tokens=5, stream=False, request_id="culprit")
+                poison = asyncio.create_task(client.post("/generate", json=request))
+                while (shown := await client.get("/requests/culprit")).status_code != 200 or (
+                    shown.json()["choices"][0]["stage"] != "scheduler_inbox"
+                ):
+                    await asyncio.sleep(0.01)
+            finally:
+                os.kill(status["pid"], signal.SIGCONT)
+            return await asyncio.gather(*streams), await poison
 
     got, refusal = asyncio.run(run())
     ring.wait_for_restart("scheduler", num_restarts)

@@ -21,8 +21,8 @@ NUM_REQUESTS = 199
 
 NUM_AT_ONCE = 32
 NUM_BEFORE_KILL = 60
-NUM_STREAMS = 48
-"""Three times the number of rows, so that they last long enough to stop the scheduler meanwhile."""
+NUM_WAITING = 96
+"""Six times the number of rows, so that they last long enough to stop the scheduler meanwhile."""
 
 TIMEOUT_S = 60.0
 
@@ -110,20 +110,21 @@ def test_a_stopped_scheduler_does_not_stop_the_answers(ring: RingClient):
     """Earlier reports are shown with their age, and requests that it has not received are distinguished."""
     pid = ring.status("scheduler")["pid"]
 
-    def stream(client: httpx.AsyncClient, first: int, max_tokens: int, name: str) -> Any:
-        request = body([9, first], max_tokens=max_tokens, ignore_eos=True, request_id=name)
-        return collect(client, request)
+    async def ask(client: httpx.AsyncClient, first: int, max_tokens: int, name: str) -> None:
+        """Reads no stream, so that the client has time to look at the queue."""
+        request = body([9, first], max_tokens=max_tokens, ignore_eos=True, request_id=name, stream=False)
+        assert (await client.post("/generate", json=request)).status_code == 200
 
     async def run() -> None:
         async with ring.connect() as client, asyncio.TaskGroup() as group:
-            for number in range(NUM_STREAMS):
-                group.create_task(stream(client, 3 + number, 240, f"s{number}"))
+            for number in range(NUM_WAITING):
+                group.create_task(ask(client, 3 + number, 240, f"s{number}"))
             async with asyncio.timeout(TIMEOUT_S):
                 while (await client.get("/requests", params={"stage": "queue"})).json()["num_found"] < 8:
                     await asyncio.sleep(0.01)
             os.kill(pid, signal.SIGSTOP)
             try:
-                group.create_task(stream(client, 60, 2, "late"))
+                group.create_task(ask(client, 2, 2, "late"))
                 await check_stopped(client)
             finally:
                 os.kill(pid, signal.SIGCONT)
