@@ -73,7 +73,7 @@ def make_scheduler(
         budget,
         make_draft_planner(config, runner, cache),
         grammars,
-        plans_decodes_alone=not runner.can_overlap,
+        plans_decodes_alone=not runner.can_overlap and runner.num_stages == 1,
     )
 
 

@@ -172,6 +172,21 @@ def test_requests_are_cached_preempted_and_drafted_as_in_one_process(tmp_path: P
         assert gauges["accepted_tokens"] > 0
 
 
+def test_chunks_of_a_prompt_are_in_all_stages_at_once(tmp_path: Path) -> None:
+    build_checkpoint(tmp_path / "model", "llama-gqa-tied")
+    path, flags = tmp_path / "model", {"num_pages": 9, "max_num_batched_tokens": 16}
+    with ranks_of(path, 1, tmp_path / "ranks", 2, **flags) as (leader, _):
+        scheduler = make_scheduler(make_config(path, **flags), leader)
+        stepper = Stepper(scheduler, leader, StepTimes())
+        scheduler.receive(user_msg(1, range(3, 43), 2))
+        stepper.step(stepper.plan(), 0.0)
+        batch = stepper.plan()
+        assert batch is not None, "the second chunk waits for the first one"
+        while batch is not None or stepper.has_step:
+            stepper.step(batch, 0.0)
+            batch = stepper.plan()
+
+
 def test_a_stage_reads_only_its_own_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In threads: the requests of both stages are told apart by their layers."""
     build_checkpoint(tmp_path, "qwen2-mha-untied", num_hidden_layers=4)
