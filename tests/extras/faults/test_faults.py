@@ -176,7 +176,11 @@ def test_a_scheduler_whose_pages_outlive_it_damages_some_and_dies(run_dir: RunDi
         faults.die_of_damage(DamagePages())
     done: queue.Queue[object] = queue.Queue()
     monkeypatch.setattr(os, "kill", lambda *arguments: done.put(arguments))
+    monkeypatch.setattr(os, "fork", lambda: 0)
+    monkeypatch.setattr(os, "_exit", done.put)
     faults.damage_pages = done.put
     faults.die_of_damage(DamagePages(3))
-    assert done.get(timeout=TIMEOUT_S) == 3, "first the damage, so that no token of it gets out"
+    assert done.get(timeout=TIMEOUT_S) == (os.getpid(), signal.SIGSTOP), "first, so that no token of it gets out"
+    assert done.get(timeout=TIMEOUT_S) == 3
     assert done.get(timeout=TIMEOUT_S) == (os.getpid(), signal.SIGKILL)
+    assert done.get(timeout=TIMEOUT_S) == 0
