@@ -142,22 +142,6 @@ def size_pages(
 
     Numbers of window pages and states follow from the bytes of all layers and no draft model, if there are stages.
     """
-    if model.held_layers is not None:
-        whole = size_pages(config, replace(model, held_layers=None), placement, limits, window, 0)
-        held = _size_layers(config, model, placement, limits, window, drafted_bytes)
-        return replace(whole, held=held)
-    return _size_layers(config, model, placement, limits, window, drafted_bytes)
-
-
-def _size_layers(
-    config: Config,
-    model: ModelDescription,
-    placement: Placement,
-    limits: StepLimits,
-    window: int | None,
-    drafted_bytes: int,
-) -> PageSizes:
-    """Returns the bytes of the layers that this process has."""
     page_size = config.cache.block_size
 
     def count(has_window: bool | None) -> int:
@@ -169,8 +153,11 @@ def _size_layers(
         pages_per_context=limits.num_pages,
         state_bytes=state_bytes(model, placement),
     )
-    if window is None:
+    if window is not None:
+        steady, chunk = count_steady(window, page_size), -(-limits.max_num_batched_tokens // page_size)
+        sizes = replace(sizes, window_bytes=count(True), window=window, num_steady=steady, num_chunk=chunk)
+        sizes = replace(sizes, page_bytes=count(False) + drafted_bytes)
+    if model.held_layers is None:
         return sizes
-    steady, chunk = count_steady(window, page_size), -(-limits.max_num_batched_tokens // page_size)
-    windows = replace(sizes, window_bytes=count(True), window=window, num_steady=steady, num_chunk=chunk)
-    return replace(windows, page_bytes=count(False) + drafted_bytes)
+    whole = size_pages(config, replace(model, held_layers=None), placement, limits, window, 0)
+    return replace(whole, held=sizes)

@@ -188,7 +188,7 @@ def test_chunks_of_a_prompt_are_in_all_stages_at_once(tmp_path: Path) -> None:
 
 
 def test_a_stage_reads_only_its_own_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In threads: the requests of both stages are told apart by their layers."""
+    """Both stages load in threads of this process; the layers in a request show its stage."""
     build_checkpoint(tmp_path, "qwen2-mha-untied", num_hidden_layers=4)
     read, requests = Checkpoint.read, list[set[str]]()
 
