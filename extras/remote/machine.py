@@ -12,6 +12,7 @@ from extras.remote.config import RemoteConfig
 from extras.remote.messages import Admitted
 from messages.config.server import Config
 from messages.control.processes import worker_number
+from messages.engine_names import rank_of
 from messages.errors import BootError, UsageError
 from runtime.model_files import is_weight_file
 from supervisor.console import Console
@@ -50,6 +51,7 @@ def make_config(admitted: Admitted, options: argparse.Namespace, console: Consol
             config.facts, model_dir=str(model_dir), tokenizer_dir=str(tokenizer_dir), vision=None
         ),
         first_engine=worker_number(admitted.name),
+        joined_rank=rank_of(admitted.name),
     )
 
 

@@ -66,7 +66,7 @@ class HeadChannel(Generic[T]):
         except zmq.ZMQError as error:
             self.close()
             reason = "the port is in use" if error.errno == zmq.EADDRINUSE else zmq.strerror(error.errno or 0)
-            raise BootError(f"{address} cannot be listened at: {reason}; choose another --remote-engines") from None
+            raise BootError(f"{address} cannot be listened at: {reason}; choose another port") from None
 
     @property
     def port(self) -> int:

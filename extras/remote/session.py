@@ -120,12 +120,14 @@ class Session:
         for report in engine.reports():
             self._channel.send(wire.EngineSays(report))
         for frame in engine.frames():
-            self._channel.send(wire.EngineFrame(frame))
+            self._channel.send(frame)
 
     def _carry_out(self, engine: Engine, message: Any) -> None:
         match message:
             case wire.EngineFrame(frame):
                 engine.send_frame(frame)
+            case wire.Hop(frame):
+                engine.send_hop(frame)
             case wire.Order(Stop()):
                 engine.stop(in_order=True)
                 raise EngineEndedError("the head has stopped the engine")
