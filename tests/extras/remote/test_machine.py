@@ -62,6 +62,17 @@ def test_without_a_flag_the_model_is_where_the_head_has_it(tmp_path: Path):
     assert (config.facts.model_dir, config.model.devices, config.model.cpu_threads) == (str(head), (), 0)
 
 
+def test_a_stage_has_the_cores_of_its_machine_alone(tmp_path: Path):
+    admitted = admit(write_model(tmp_path / "head"))
+    head = msgspec.json.decode(admitted.config, type=Config)
+    run = msgspec.structs.replace(head.run, pipeline_parallel=4)
+    head = msgspec.structs.replace(head, run=run, num_remote_stages=2)
+    assert head.local_ranks == (0, 3)
+    admitted = msgspec.structs.replace(admitted, name="rank2-4", config=msgspec.json.encode(head))
+    config = make_config(admitted, options(), Console())
+    assert (config.local_ranks, config.run.data_parallel, config.first_engine) == ((2,), 1, 4)
+
+
 @pytest.mark.parametrize(("changed", "named"), [("config", "config.json"), ("model", "model.safetensors")])
 def test_another_model_is_refused_by_the_file_that_differs(tmp_path: Path, changed: str, named: str):
     admitted = admit(write_model(tmp_path / "head"))

@@ -9,9 +9,10 @@ import pytest
 
 from extras.remote.join_keys import make_keys
 from extras.remote.messages import JOIN_VERSION, FilePart, Join
-from extras.remote.proxy import Proxy, find_refusal
+from extras.remote.proxy import FRAME_BYTES, Proxy, find_refusal
 from messages import VERSION
 from messages.columns import pack_int32, pack_int64
+from messages.config.scheduling import SchedulingConfig
 from messages.control.admin import Acknowledged, Failed, InstructionDone
 from messages.frames import HEADER
 from messages.ring.replies import DetokenizeMsg
@@ -71,6 +72,20 @@ def test_frames_that_fit_continue_and_others_are_the_end_of_the_engine(proxy: Pr
     assert outbox.hand_on.call_count == 3
     assert "is refused: DetokenizeMsg: 1 uids and 0 attempts" in caplog.text
     assert "a request of frontend 4, which never existed" in caplog.text
+
+
+def test_hidden_states_larger_than_those_of_a_step_are_the_end_of_the_stage(
+    proxy: Proxy, caplog: pytest.LogCaptureFixture
+):
+    outbox = cast("Mock", proxy._outbox)
+    scheduling = SchedulingConfig(max_num_seqs=2, max_num_batched_tokens=5)
+    proxy._link.config = cast("Any", SimpleNamespace(scheduling=scheduling, facts=SimpleNamespace(hop_size=7)))
+    largest = bytes(4 * 5 * 7 + HEADER.size)
+    proxy._hand_on_hop(outbox, largest)
+    outbox.hand_on.assert_called_once_with(largest)
+    with pytest.raises(SystemExit):
+        proxy._hand_on_hop(outbox, largest + bytes(FRAME_BYTES))
+    assert "is refused: 4252 bytes of hidden states, and a step has 4236 at most" in caplog.text
 
 
 def test_a_profile_that_cannot_be_kept_is_no_reason_to_lose_the_engine(

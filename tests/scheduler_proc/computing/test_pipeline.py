@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -15,6 +17,7 @@ from scheduler_proc.computing.backends.cpu import cores
 from scheduler_proc.computing.backends.cpu.backend import CpuBackend
 from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.loading import memory_needs
 from scheduler_proc.computing.loading.checkpoint import Checkpoint
 from scheduler_proc.computing.loading.roles import find_configs
 from scheduler_proc.computing.loading.sources.tensor_file import StoredTensor
@@ -254,6 +257,29 @@ def test_stages_that_do_not_fit_together_are_refused_with_the_numbers_of_each(
     monkeypatch.setattr(CpuBackend, "free_bytes", lambda *_: 1 << 20)
     message = r"the stages need 0\.\d\d GiB, and 0\.00 GiB are free.*: scheduler [\d., ]+; rank1 [\d., ]+\. Lower"
     with pytest.raises(BootError, match=message), ranks_of(tmp_path, 1, tmp_path / "ranks", 2):
+        pass
+
+
+def test_a_machine_needs_memory_for_its_own_stages_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of three has room for one stage; the head, with two of them, lacks it."""
+    build_checkpoint(tmp_path, "llama-gqa-tied")
+    free_bytes = 1 << 30
+
+    def count(config: Config, *_: object, **__: object) -> Any:
+        own = 1 << 20 if config.joined_rank else 1 << 19
+        return SimpleNamespace(weight_bytes=own, step_bytes=0, sizes=Mock(**{"num_bytes.return_value": 0}))
+
+    monkeypatch.setattr(memory_needs, "count_needs", count)
+    monkeypatch.setattr(CpuBackend, "free_bytes", lambda *_: free_bytes)
+    free_bytes = 1 << 20
+    with ranks_of(tmp_path, 1, tmp_path / "ranks", 3, num_remote_stages=1):
+        pass
+    free_bytes -= 1
+    message = r"are free on the machine that has joined for it.*: rank1 0.00, 0.00, 0.00\. Lower"
+    with (
+        pytest.raises(BootError, match=message),
+        ranks_of(tmp_path, 1, tmp_path / "ranks", 3, num_remote_stages=1),
+    ):
         pass
 
 
