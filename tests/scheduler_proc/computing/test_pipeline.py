@@ -261,12 +261,12 @@ def test_stages_that_do_not_fit_together_are_refused_with_the_numbers_of_each(
 
 
 def test_a_machine_needs_memory_for_its_own_stages_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of three has room for one stage; the head, with two of them, lacks it."""
+    """The machine of the first stage needs more than the head does for two."""
     build_checkpoint(tmp_path, "llama-gqa-tied")
     free_bytes = 1 << 30
 
     def count(config: Config, *_: object, **__: object) -> Any:
-        own = 1 << 20 if config.joined_rank else 1 << 19
+        own = 1 << 20 if config.joined_rank else 1 << 18
         return SimpleNamespace(weight_bytes=own, step_bytes=0, sizes=Mock(**{"num_bytes.return_value": 0}))
 
     monkeypatch.setattr(memory_needs, "count_needs", count)
