@@ -174,7 +174,7 @@ LAYERS = {
         "scheduler_proc/computing/model/decoder.py scheduler_proc/computing/vision",
         "scheduler_proc/computing/model",
         "scheduler_proc/computing/step",
-        "scheduler_proc/computing/pipeline.py",
+        "scheduler_proc/computing/pipeline.py scheduler_proc/computing/ring_group.py",
         "scheduler_proc/computing/parallel.py scheduler_proc/computing/placement.py",
         "scheduler_proc/computing/__init__.py",
         "scheduler_proc/computing/hf_config.py scheduler_proc/computing/report.py "

@@ -52,7 +52,7 @@ class RingGroup(ParallelGroup):
         memory[:] = data
 
     def wait(self, work: Any) -> None:
-        """What has been sent is a copy."""
+        """Messages are copies."""
 
 
 def _memory(tensor: Tensor) -> memoryview:
