@@ -84,6 +84,14 @@ def test_each_engine_has_its_ranks():
         assert (module, names[-1]) == ("scheduler_proc.rank_process", name)
 
 
+def test_ray_places_all_stages_except_the_last_of_each_engine():
+    commands = commands_of("--data-parallel", "2", "--pipeline-parallel", "3", "--ray")
+    assert [name for name, command in commands.items() if command.is_remote] == [
+        "rank1", "rank1-2", "rank2", "rank2-2"
+    ]  # fmt: skip
+    assert {"scheduler", "scheduler-2"} < commands.keys()
+
+
 STAGES = ["--remote-stages", "tcp://a:1", "tcp://a:2"]
 
 
@@ -105,6 +113,8 @@ def test_the_first_stages_of_each_engine_are_on_other_machines():
         (["--pipeline-parallel", "3", "--data-parallel", "3"], "2 addresses for 3 engines"),
         (["--pipeline-parallel", "3", "--tensor-parallel", "2"], "--remote-stages: a stage on another machine has one"),
         (["--pipeline-parallel", "3", "--remote-engines", "tcp://a:1"], "leave out --remote-engines"),
+        (["--pipeline-parallel", "5", "--ray"], "leave out --remote-engines and --ray"),
+        (["--pipeline-parallel", "3", "--max-engines", "3"], "the number of engines with stages on other machines"),
         (["--pipeline-parallel", "4", "--remote-stages", "a:1"], "--remote-stages: 'a:1' is no address"),
     ],
 )
