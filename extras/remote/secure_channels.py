@@ -169,7 +169,7 @@ class Monitor:
         self.socket = socket.get_monitor_socket()
         self.trouble = ""
         self.is_refused = False
-        """The other end has different keys: another attempt would fail, too."""
+        """The other end has different keys, or has ended before it answered."""
         self._has_connected = self._is_open = False
 
     def look(self) -> str:

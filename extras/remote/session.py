@@ -29,6 +29,10 @@ class NoHeadError(SluiceError):
     """The head does not take an engine now. Another attempt may succeed."""
 
 
+class RefusedError(NoHeadError):
+    """The head seems to have other keys; the connection of a head that has just ended looks the same."""
+
+
 class EngineEndedError(SluiceError):
     """An engine that had served has ended, or the head has stopped it. The head may want another one."""
 
@@ -96,7 +100,7 @@ class Session:
         """Call it after the received messages have been handled: the head's last message comes before its end."""
         trouble = self._channel.monitor.look()
         if trouble:
-            raise BootError(trouble) if self._channel.monitor.is_refused else NoHeadError(trouble)
+            raise RefusedError(trouble) if self._channel.monitor.is_refused else NoHeadError(trouble)
 
     def _receive(self, kind: type[A]) -> A:
         """Returns the head's next message of this kind."""
