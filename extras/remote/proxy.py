@@ -250,9 +250,9 @@ class Proxy:
 
 
 def max_hop_bytes(config: Config) -> int:
-    """Returns the size of the largest frame from one stage to the next."""
+    """Returns the size of the largest frame from one stage to the next; flags may allow more than a default step."""
     scheduling = config.scheduling
-    num_tokens = max(scheduling.max_num_batched_tokens or CPU_STEP_TOKENS, scheduling.max_num_seqs)
+    num_tokens = max(CPU_STEP_TOKENS, scheduling.max_num_batched_tokens or 0, scheduling.max_num_seqs)
     return FRAME_BYTES + FLOAT32_BYTES * config.facts.hop_size * num_tokens
 
 

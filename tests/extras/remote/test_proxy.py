@@ -78,14 +78,14 @@ def test_hidden_states_larger_than_those_of_a_step_are_the_end_of_the_stage(
     proxy: Proxy, caplog: pytest.LogCaptureFixture
 ):
     outbox = cast("Mock", proxy._outbox)
-    scheduling = SchedulingConfig(max_num_seqs=2, max_num_batched_tokens=5)
+    scheduling = SchedulingConfig(max_num_seqs=2, max_num_batched_tokens=600)
     proxy._link.config = cast("Any", SimpleNamespace(scheduling=scheduling, facts=SimpleNamespace(hop_size=7)))
-    largest = bytes(4 * 5 * 7 + HEADER.size)
+    largest = bytes(4 * 600 * 7 + HEADER.size)
     proxy._hand_on_hop(outbox, largest)
     outbox.hand_on.assert_called_once_with(largest)
     with pytest.raises(SystemExit):
         proxy._hand_on_hop(outbox, largest + bytes(FRAME_BYTES))
-    assert "is refused: 4252 bytes of hidden states, and a step has 4236 at most" in caplog.text
+    assert "is refused: 20912 bytes of hidden states, and a step has 20896 at most" in caplog.text
 
 
 def test_a_profile_that_cannot_be_kept_is_no_reason_to_lose_the_engine(
