@@ -19,13 +19,12 @@ from kernels.gpu.key_blocks import LOG2_E, LOWEST, PRECISION, fold, load_scales,
 from kernels.gpu.latent_launch import LatentShape, find_latent_launch, latent_tiles_of
 from kernels.gpu.launch_table import find_launch
 from kernels.gpu.paged_prefill import add_split
+from kernels.gpu.split_decode import merge_parts
 from kernels.plans.decode_work import launch_shape_of
 from kernels.plans.latent_tiles import LatentTiles
 from kernels.plans.prefill_tiles import TILE_WORDS
 
 _TILE = tl.constexpr(TILE_WORDS)
-_MERGED_AT_A_TIME = tl.constexpr(4)
-"""Parts whose loads do not wait for each other."""
 
 
 def has_latent_kernel(cache: PagedKV, dtype: torch.dtype) -> bool:
@@ -229,22 +228,10 @@ def merge(
     first_part, end_part = tl.load(words + 2), tl.load(words + 3)
     if (first_part == end_part) | (place >= tl.load(words + 1) * NUM_HEADS):
         return
-    dim_C, only_M = tl.arange(0, BLOCK_C), tl.arange(0, 1)
-    is_dim_C = dim_C < RANK
-    max_M, sum_M = tl.full([1], LOWEST, tl.float32), tl.zeros([1], tl.float32)
-    acc_MC = tl.zeros([1, BLOCK_C], tl.float32)
-    for start in range(first_part, end_part, _MERGED_AT_A_TIME):
-        for number in tl.static_range(_MERGED_AT_A_TIME):
-            part_M = start + number + only_M
-            is_part_M, row_M = part_M < end_part, part_M.to(tl.int64) * tile_rows + place
-            part_max_M = tl.load(maxima + row_M, mask=is_part_M, other=LOWEST)
-            part_sum_M = tl.load(sums + row_M, mask=is_part_M, other=0.0)
-            part_MC = tl.load(
-                partials + (row_M * RANK)[:, None] + dim_C[None, :],
-                mask=is_part_M[:, None] & is_dim_C[None, :],
-                other=0.0,
-            )
-            max_M, sum_M, acc_MC = add_split(part_max_M, part_sum_M, part_MC, max_M, sum_M, acc_MC)
+    dim_C = tl.arange(0, BLOCK_C)
+    out_MC = merge_parts(
+        *(first_part, end_part, partials, maxima, sums), tile_rows.to(tl.int64), place, SIZE=RANK, BLOCK_D=BLOCK_C
+    )
     token = tl.load(words) + place // NUM_HEADS
     out_C = out + ((place % NUM_HEADS).to(tl.int64) * out_tokens + token) * RANK + dim_C
-    tl.store(out_C[None, :], (acc_MC / sum_M[:, None]).to(out.dtype.element_ty), mask=is_dim_C[None, :])
+    tl.store(out_C[None, :], out_MC.to(out.dtype.element_ty), mask=(dim_C < RANK)[None, :])
