@@ -9,6 +9,7 @@ from pathlib import Path
 from extras.remote.engine import Engine
 from extras.remote.join_keys import JoinKeys, check_address, read_keys
 from extras.remote.machine import check_processors, make_config
+from extras.remote.model_fetch import ModelFetch
 from extras.remote.session import EngineEndedError, NoHeadError, Session, StopSignalError
 from messages.errors import BootError, UsageError
 from messages.program import PROGRAM
@@ -139,7 +140,7 @@ class Joiner:
             admitted = session.join()
             self._has_joined = True
             self._console.show(f"joined {self._options.address} as {admitted.name}; its log is shown at the head")
-            config = make_config(admitted, self._options, self._console)
+            config = make_config(admitted, self._options, self._console, ModelFetch(session, self._console))
             self._memory_files.provide(admitted.name)
             clock_ahead_ns = session.compare_clocks()
             try:

@@ -15,6 +15,7 @@ import msgspec
 
 from extras.remote import messages as wire
 from extras.remote.config import RemoteConfig
+from extras.remote.file_server import FileServer
 from extras.remote.fitting import MisfitError, check_fit, open_frame
 from extras.remote.join_keys import HeadKeys, read_keys
 from extras.remote.profiles import ProfileFetch
@@ -60,6 +61,7 @@ class Proxy:
         self._profile_id = 0
         """The instruction that ended the latest profile."""
         self._fetch: ProfileFetch | None = None
+        self._files = FileServer(link.config, link.wake)
 
     def run(self) -> None:
         """Serves until the launcher stops it. If an engine that has served ends, the process ends with code 1."""
@@ -78,6 +80,8 @@ class Proxy:
                     self._send(wire.Order(message))
             for peer, message in self._channel.receive():
                 self._receive(peer, message)
+            for peer, answer in self._files.answers():
+                self._channel.send(peer, answer)
             if self._inbox is not None:
                 for frame in self._inbox.receive_frames():
                     self._send(wire.EngineFrame(frame))
@@ -104,6 +108,10 @@ class Proxy:
             self._send(wire.Probe())
             if self._fetch is not None:
                 self._fetch.look()
+            if self._files.progress is not None:
+                name, fraction = self._files.progress
+                self._files.progress = None
+                self._link.phase(f"{self._host} fetches {name}", fraction)
         else:
             self._link.phase(f"{WAITING} {'for Ray' if self._placement else f'at {self._address}'}")
         end = "" if self._placement is None else self._placement.look(self._joiner is not None)
@@ -127,6 +135,8 @@ class Proxy:
                     self._lose(why)
                 case wire.FilePart() if self._fetch is not None:
                     self._receive_profile(self._fetch, message)
+                case wire.ListFiles() | wire.SendPart():
+                    self._files.ask(peer, message)
                 case _:
                     pass
 

@@ -43,7 +43,11 @@ def proxy(tmp_path: Path) -> Iterator[Proxy]:
     run_dir = RunDir(tmp_path)
     run_dir.head_keys.write_bytes(msgspec.json.encode(make_keys()[0]))
     link = SimpleNamespace(
-        run_dir=run_dir, name="scheduler-2", config=SimpleNamespace(extras={}), add_channel=lambda channel: None
+        run_dir=run_dir,
+        name="scheduler-2",
+        config=SimpleNamespace(extras={}),
+        add_channel=lambda channel: None,
+        wake=lambda: None,
     )
     proxy = Proxy(cast("Any", link), "tcp://127.0.0.1:*")
     proxy._outbox = Mock()
