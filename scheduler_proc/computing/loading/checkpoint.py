@@ -66,9 +66,7 @@ class Checkpoint:
         for name in sorted(requested):
             names_of.setdefault(self.files[name], []).append(name)
         for path in sorted(names_of.keys() - set(self.paths)):
-            raise BootError(
-                f"{path}: is not here, but the index of the weights names it; is the download complete?"
-            )
+            raise BootError(f"{path}: is not here, but the index of the weights names it; is the download complete?")
         for path, names in names_of.items():
             in_file = [self._name_in_file[name] for name in names]
             tensors = self._open_file(path).read(in_file)

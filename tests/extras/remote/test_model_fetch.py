@@ -110,7 +110,7 @@ def part_file() -> Path:
 
 
 def test_a_transfer_continues_where_it_broke_off_and_compares_what_is_there(
-    model_dir: Path, keys: tuple[HeadKeys, JoinKeys], capsys: pytest.CaptureFixture[str]
+    model_dir: Path, keys: tuple[HeadKeys, JoinKeys], capfd: pytest.CaptureFixture[str]
 ):
     with joined(model_dir, keys, num_parts=7) as (head, session), pytest.raises(NoHeadError):
         fetch(session)
@@ -126,7 +126,7 @@ def test_a_transfer_continues_where_it_broke_off_and_compares_what_is_there(
         assert head.num_bytes == len(WEIGHTS) - (num_written - 1) * FILE_PART_BYTES
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == FILES
     assert folder.parent == models_dir()
-    assert re.search(r"fetching 1 files of the head's model, 21\.0 MB, of which [1-7]\.\d MB", capsys.readouterr().err)
+    assert re.search(r"fetching 1 files of the head's model, 21\.0 MB, of which [1-7]\.\d MB", capfd.readouterr().err)
     with joined(model_dir, keys) as (head, session):
         assert fetch(session) == folder
         assert head.num_bytes == 0, "all files are here"
