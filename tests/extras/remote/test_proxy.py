@@ -7,6 +7,7 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
+from extras.remote.file_messages import ListFiles
 from extras.remote.join_keys import make_keys
 from extras.remote.messages import JOIN_VERSION, FilePart, Join
 from extras.remote.proxy import Proxy, find_refusal
@@ -94,3 +95,17 @@ def test_a_profile_that_cannot_be_kept_is_no_reason_to_lose_the_engine(
     result = proxy._begin_fetch(done).result
     assert isinstance(result, Failed)
     assert "No space left on device" in result.message
+
+
+def test_files_are_sent_to_the_engine_that_has_joined_alone_and_their_progress_is_shown(proxy: Proxy):
+    proxy._files = files = Mock()
+    proxy._joiner, proxy._host = b"joined", "box"
+    proxy._receive(b"other", ListFiles("model"))
+    files.ask.assert_not_called()
+    proxy._receive(b"joined", ListFiles("model"))
+    files.ask.assert_called_once_with(b"joined", ListFiles("model"))
+    phases = proxy._link.phase = Mock()
+    files.progress = "model.safetensors", 0.25
+    proxy._look()
+    proxy._look()
+    phases.assert_called_once_with("box fetches model.safetensors", 0.25)
