@@ -112,7 +112,7 @@ class FileServer:
         """Returns the files of the format that is loaded, which is the preferred one of those that are there."""
         formats = [name for name in WEIGHT_FILES if self._config.model.load_format in ("auto", name)]
         of_format = ([name for name in names if fnmatch(name, WEIGHT_FILES[each].pattern)] for each in formats)
-        return next(filter(None, of_format), [])
+        return next(filter(None, of_format), list[str]())
 
     def _read(self, question: SendPart) -> Answer:
         listed = self._listed.get((question.directory, question.name))

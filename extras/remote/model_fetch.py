@@ -34,7 +34,6 @@ from supervisor.console import Console
 from supervisor.manifest import identify_file
 from supervisor.model.gguf.cache import cache_dir
 
-PROGRESS_INTERVAL_S = 5.0
 BLOCK_BYTES = 512
 """The unit of `st_blocks`."""
 
@@ -112,7 +111,7 @@ class ModelFetch:
         try:
             num_written = os.fstat(descriptor).st_size
             due, asked = deque(file.part_begins()), deque[int]()
-            progress = Progress(self._console, title, sum(map(file.part_bytes, due)))
+            num_bytes, num_here, num_new, begin_s = sum(map(file.part_bytes, due)), 0, 0, time.monotonic()
             while due or asked:
                 while due and len(asked) < MAX_OPEN_QUESTIONS:
                     asked.append(due.popleft())
@@ -123,7 +122,9 @@ class ModelFetch:
                     raise BootError(f"the head has sent another part than byte {begin} of {file.name}")
                 if part.data is not None and os.pwrite(descriptor, part.data, begin) < size:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                progress.add(size, is_new=part.data is not None)
+                num_here, num_new = num_here + size, num_new + len(part.data or b"")
+                if asked:
+                    self._console.progress("model", title, num_here / num_bytes)
             os.ftruncate(descriptor, file.num_bytes)
             os.fsync(descriptor)
         finally:
@@ -131,7 +132,9 @@ class ModelFetch:
         if identify_file(part_file).digest != file.digest:
             raise BootError(f"{part_file} differs from the head's file although it is complete; start again")
         part_file.rename(part_file.with_suffix(""))
-        progress.show()
+        self._console.end_progress()
+        rate = num_new / (time.monotonic() - begin_s + 1e-3)
+        self._console.show(f"fetched {title}: {_mb(num_bytes)}, {_mb(num_new)} of them now, {_mb(rate)}/s")
 
 
 class Transfer(NamedTuple):
@@ -146,27 +149,6 @@ class Transfer(NamedTuple):
         end = begin + self.file.part_bytes(begin)
         digest = hashlib.sha256(os.pread(descriptor, end - begin, begin)).digest() if end <= num_written else b""
         return SendPart(self.directory, self.file.name, begin, digest)
-
-
-class Progress:
-    """Shows how much of a file is here, at most every `PROGRESS_INTERVAL_S` until its end."""
-
-    def __init__(self, console: Console, title: str, num_bytes: int):
-        self._console, self._title, self._num_bytes = console, title, num_bytes
-        self._num_here = self._num_new = 0
-        self._begin_s = self._shown_s = time.monotonic()
-
-    def add(self, num_bytes: int, *, is_new: bool) -> None:
-        self._num_here += num_bytes
-        self._num_new += num_bytes * is_new
-        if time.monotonic() - self._shown_s >= PROGRESS_INTERVAL_S:
-            self.show()
-
-    def show(self) -> None:
-        self._shown_s = time.monotonic()
-        rate = self._num_new / max(1e-3, self._shown_s - self._begin_s)
-        have = f"{_mb(self._num_here)} of {_mb(self._num_bytes)}"
-        self._console.show(f"fetched {self._title}: {have}, {_mb(self._num_new)} of them now, {_mb(rate)}/s")
 
 
 def _is_there(path: Path, file: RemoteFile, local: Path | None) -> bool:
