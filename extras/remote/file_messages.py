@@ -4,8 +4,6 @@ from typing import Literal
 
 import msgspec
 
-from runtime.stage_files import ALL_LAYERS
-
 FILE_PART_BYTES = 1 << 20
 """A part of a file begins at a multiple of this. On 1 Mb/s a part takes 8 s: each answer may take 30."""
 
@@ -39,12 +37,9 @@ class RemoteFile(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListFiles(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """joiner → proxy: which files are in the directory? A stage of a pipeline needs only its layers' weights:
-    `first_layer` to before `end_layer`, which is `runtime.stage_files.LAST_END` for the last stage."""
+    """joiner → proxy: which files of the directory are needed there?"""
 
     directory: Directory
-    first_layer: int = ALL_LAYERS.start
-    end_layer: int = ALL_LAYERS.stop
 
 
 class SendPart(msgspec.Struct, frozen=True, array_like=True, tag=True):

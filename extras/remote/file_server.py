@@ -27,7 +27,7 @@ from extras.remote.messages import TurnedAway
 from messages.config.server import Config
 from messages.errors import BootError
 from runtime.model_files import OTHER_FILES, WEIGHT_FILES
-from runtime.stage_files import spans_of_layers
+from runtime.stage_files import ALL_LAYERS, spans_of_layers
 from supervisor.manifest import identify_model
 
 MAX_QUEUED = 64
@@ -44,10 +44,13 @@ class ListedFile(NamedTuple):
 
 
 class FileServer:
-    """Answers in the order of the questions. `wake` is called, in another thread, when an answer is there."""
+    """Answers in the order of the questions. `wake` is called, in another thread, when an answer is there.
 
-    def __init__(self, config: Config, wake: Callable[[], None]):
-        self._config, self._wake = config, wake
+    `rank`: the number of the rank that has joined, 0 for a scheduler.
+    """
+
+    def __init__(self, config: Config, wake: Callable[[], None], rank: int = 0):
+        self._config, self._wake, self._rank = config, wake, rank
         self._listed: dict[tuple[Directory, str], ListedFile] = {}
         self._questions: Queue[tuple[bytes, ListFiles | SendPart]] = Queue(MAX_QUEUED)
         self._answers: SimpleQueue[tuple[bytes, Answer]] = SimpleQueue()
@@ -94,7 +97,7 @@ class FileServer:
         directory = Path(name_of_directory)
         found = {file.name: file for file in identify_model(directory)}
         weights = [] if question.directory == "tokenizer" else self._choose_weights(found)
-        layers = range(question.first_layer, question.end_layer)
+        layers = layers_of(self._config.run.stages, self._rank)
         spans = dict(zip(weights, spans_of_layers([directory / name for name in weights], layers), strict=True))
         spans |= {
             name: [(0, file.num_bytes)]
@@ -129,6 +132,15 @@ class FileServer:
         self.progress = question.name, (question.begin + len(data)) / max(1, facts.st_size)
         is_there = bool(question.digest) and hashlib.sha256(data).digest() == question.digest
         return ModelPart(question.name, question.begin, None if is_there else data)
+
+
+def layers_of(stages: str, rank: int) -> range:
+    """Returns the layers of a stage on another machine, with `--stages 12,20`; all if the split is measured later."""
+    counts = [int(count) for count in stages.split(",") if count.isdecimal()]
+    if not 0 < rank <= len(counts):
+        return ALL_LAYERS
+    begin = sum(counts[: rank - 1])  # rank1 is the first stage; the last one is on the head
+    return range(begin, begin + counts[rank - 1])
 
 
 def _state_of(facts: os.stat_result) -> tuple[int, ...]:

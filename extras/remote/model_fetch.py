@@ -29,7 +29,6 @@ from extras.remote.file_messages import (
 from extras.remote.session import Session
 from messages.errors import BootError
 from runtime.own_directory import own_directory
-from runtime.stage_files import ALL_LAYERS
 from supervisor.console import Console
 from supervisor.manifest import identify_file
 from supervisor.model.gguf.cache import cache_dir
@@ -44,17 +43,17 @@ def models_dir() -> Path:
 
 
 class ModelFetch:
-    """Fetches the files that a stage with `layers` needs. A call may raise what a method of `session` raises."""
+    """A call may raise what a method of `session` raises."""
 
-    def __init__(self, session: Session, console: Console, layers: range = ALL_LAYERS):
-        self._session, self._console, self._layers = session, console, layers
+    def __init__(self, session: Session, console: Console):
+        self._session, self._console = session, console
 
     def __call__(self, directory: Directory, local: Path | None) -> Path:
         """Returns a directory with all files; those that are the same in `local` are links there.
 
         Raises `BootError` for a disk that is too small or cannot be written.
         """
-        self._session.send(ListFiles(directory, self._layers.start, self._layers.stop))
+        self._session.send(ListFiles(directory))
         files = self._session.receive(FileList).files
         for file in files:
             if not file.name or Path(file.name).name != file.name:
@@ -124,7 +123,7 @@ class ModelFetch:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 num_here, num_new = num_here + size, num_new + len(part.data or b"")
                 if asked:
-                    self._console.progress("model", title, num_here / num_bytes)
+                    self._console.progress("model", f"fetching {title}", num_here / num_bytes)
             os.ftruncate(descriptor, file.num_bytes)
             os.fsync(descriptor)
         finally:

@@ -24,6 +24,7 @@ from messages import VERSION
 from messages.channels import Receiver, Sender
 from messages.control.admin import Acknowledged, Failed, Instruction, InstructionDone, StopProfile
 from messages.control.processes import WAITING, BootFailed, Drain, Ready, Stop, worker_number
+from messages.engine_names import rank_of
 from messages.errors import ChannelFullError
 from messages.ring.replies import ToDetokenizer
 from messages.ring.requests import ToScheduler
@@ -61,7 +62,7 @@ class Proxy:
         self._profile_id = 0
         """The instruction that ended the latest profile."""
         self._fetch: ProfileFetch | None = None
-        self._files = FileServer(link.config, link.wake)
+        self._files = FileServer(link.config, link.wake, rank_of(link.name))
 
     def run(self) -> None:
         """Serves until the launcher stops it. If an engine that has served ends, the process ends with code 1."""

@@ -12,19 +12,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import numpy
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from extras.remote import file_server
 from extras.remote.file_messages import FILE_PART_BYTES, Directory, FileList, ListFiles, ModelPart, SendPart
-from extras.remote.file_server import MAX_QUEUED, FileServer
+from extras.remote.file_server import MAX_QUEUED, FileServer, layers_of
 from extras.remote.join_keys import HeadKeys, JoinKeys, make_keys
 from extras.remote.messages import ToProxy, TurnedAway
 from extras.remote.model_fetch import ModelFetch, models_dir
 from extras.remote.secure_channels import HeadChannel
 from extras.remote.session import NoHeadError, Session
-from messages.config.server import Config, ModelFacts
+from messages.config.server import Config, ModelFacts, RunConfig
 from messages.errors import BootError
+from runtime.stage_files import ALL_LAYERS
 from supervisor.console import Console
+from supervisor.manifest import identify_file
 from supervisor.signals import SignalPipe
 
 NUM_PARTS = 20
@@ -35,11 +39,12 @@ FILES = {"config.json": b"{}", "tokenizer.json": b"[]" * 50_000, "empty.txt": b"
 class Head:
     """Answers joiners as a proxy does, and closes its end after `num_parts` parts with bytes, if that is given."""
 
-    def __init__(self, model_dir: Path, keys: HeadKeys, num_parts: int | None = None):
+    def __init__(self, model_dir: Path, keys: HeadKeys, num_parts: int | None = None, rank: int = 0):
         facts = ModelFacts(
             model_dir=str(model_dir), tokenizer_dir=str(model_dir), served_names=("a",), vocab_size=1, max_model_len=9
         )
-        self.files = FileServer(Config(facts=facts), lambda: None)
+        config = Config(facts=facts, run=RunConfig(pipeline_parallel=3, stages="1,1,1"))
+        self.files = FileServer(config, lambda: None, rank)
         with socket.create_server(("127.0.0.1", 0)) as server:
             self.address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
         self._channel: HeadChannel[Any] = HeadChannel(self.address, keys, ToProxy)
@@ -90,9 +95,9 @@ def model_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def joined(
-    model_dir: Path, keys: tuple[HeadKeys, JoinKeys], num_parts: int | None = None
+    model_dir: Path, keys: tuple[HeadKeys, JoinKeys], num_parts: int | None = None, rank: int = 0
 ) -> Iterator[tuple[Head, Any]]:
-    head = Head(model_dir, keys[0], num_parts)
+    head = Head(model_dir, keys[0], num_parts, rank)
     try:
         with SignalPipe() as signals, Session(head.address, keys[1], signals) as session:
             yield head, session
@@ -100,8 +105,8 @@ def joined(
         head.close()
 
 
-def fetch(session: Session, local: Path | None = None, layers: range | None = None) -> Path:
-    return ModelFetch(session, Console(), *([] if layers is None else [layers]))("model", local)
+def fetch(session: Session, local: Path | None = None) -> Path:
+    return ModelFetch(session, Console())("model", local)
 
 
 def part_file() -> Path:
@@ -140,6 +145,29 @@ def test_files_that_are_here_are_not_fetched(model_dir: Path, keys: tuple[HeadKe
         folder = fetch(session, local)
         assert head.num_bytes == sum(len(FILES[name]) for name in FILES.keys() - {"model.safetensors"})
     assert (folder / "model.safetensors").readlink() == local / "model.safetensors"
+
+
+def test_a_stage_gets_its_layers_and_the_rest_of_the_file_is_a_hole(model_dir: Path, keys: tuple[HeadKeys, JoinKeys]):
+    size = 5 * FILE_PART_BYTES
+    tensors = {f"model.layers.{number}.weight": numpy.full(size, number + 1, "u1") for number in range(3)}
+    save_file(tensors, model_dir / "model.safetensors")
+    num_bytes = (model_dir / "model.safetensors").stat().st_size
+    with joined(model_dir, keys, rank=2) as (head, session):
+        folder = fetch(session)
+    file = folder / "model.safetensors"
+    assert file.stat().st_size == num_bytes
+    assert size < head.num_bytes < size + 4 * FILE_PART_BYTES
+    assert file.stat().st_blocks * 512 < num_bytes - size
+    found = load_file(file)
+    assert (found["model.layers.1.weight"] == 2).all()
+    assert identify_file(file) == identify_file(model_dir / "model.safetensors")
+    with joined(model_dir, keys, rank=1) as (head, session):
+        assert fetch(session) != folder, "other layers are in another directory"
+
+
+def test_the_layers_of_a_stage_are_known_if_they_are_given():
+    assert [layers_of("12,20,4", rank) for rank in (1, 2)] == [range(12), range(12, 32)]
+    assert layers_of("12,20", 0) == layers_of("auto", 1) == ALL_LAYERS
 
 
 def test_a_disk_that_is_too_small_is_refused_with_numbers(
