@@ -165,7 +165,7 @@ def test_a_stage_gets_its_layers_and_the_rest_of_the_file_is_a_hole(model_dir: P
         assert fetch(session) != folder, "other layers are in another directory"
 
 
-def test_the_layers_of_a_stage_are_known_if_they_are_given():
+def test_layers_of_a_stage_come_from_its_flag():
     assert [layers_of("12,20,4", rank) for rank in (1, 2)] == [range(12), range(12, 32)]
     assert layers_of("12,20", 0) == layers_of("auto", 1) == ALL_LAYERS
 
