@@ -40,6 +40,7 @@ class ListedFile(NamedTuple):
     """`state`: the file's identity when it was listed. Another file of the name is not sent."""
 
     path: Path
+    num_bytes: int
     state: tuple[int, ...]
 
 
@@ -105,7 +106,9 @@ class FileServer:
             if any(fnmatch(name, pattern) for pattern in OTHER_FILES)
         }
         self._listed |= {
-            (question.directory, name): ListedFile(directory / name, _state_of((directory / name).stat()))
+            (question.directory, name): ListedFile(
+                directory / name, found[name].num_bytes, _state_of((directory / name).stat())
+            )
             for name in spans
         }
         files = [RemoteFile(name, found[name].num_bytes, found[name].digest, tuple(spans[name])) for name in spans]
@@ -119,7 +122,7 @@ class FileServer:
 
     def _read(self, question: SendPart) -> Answer:
         listed = self._listed.get((question.directory, question.name))
-        if listed is None or question.begin < 0:
+        if listed is None or not 0 <= question.begin <= listed.num_bytes:
             return TurnedAway(f"{question.name!r}, byte {question.begin}, is not in a file that the head has listed")
         descriptor = os.open(listed.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
