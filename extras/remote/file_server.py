@@ -56,8 +56,8 @@ class FileServer:
         self._questions: Queue[tuple[bytes, ListFiles | SendPart]] = Queue(MAX_QUEUED)
         self._answers: SimpleQueue[tuple[bytes, Answer]] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self.progress: tuple[str, float] | None = None
-        """The file that is being sent, and how far; the reader sets it to `None`."""
+        self.fraction = 0.0
+        """How far the file that is being sent has been read."""
 
     def ask(self, peer: bytes, question: ListFiles | SendPart) -> None:
         """Queues a question of connection `peer`."""
@@ -132,7 +132,7 @@ class FileServer:
             data = os.pread(descriptor, FILE_PART_BYTES, question.begin)
         finally:
             os.close(descriptor)
-        self.progress = question.name, (question.begin + len(data)) / max(1, facts.st_size)
+        self.fraction = (question.begin + len(data)) / max(1, facts.st_size)
         is_there = bool(question.digest) and hashlib.sha256(data).digest() == question.digest
         return ModelPart(question.name, question.begin, None if is_there else data)
 

@@ -81,8 +81,7 @@ class Proxy:
                     self._send(wire.Order(message))
             for peer, message in self._channel.receive():
                 self._receive(peer, message)
-            for peer, answer in self._files.answers():
-                self._channel.send(peer, answer)
+            self._send_files()
             if self._inbox is not None:
                 for frame in self._inbox.receive_frames():
                     self._send(wire.EngineFrame(frame))
@@ -109,10 +108,6 @@ class Proxy:
             self._send(wire.Probe())
             if self._fetch is not None:
                 self._fetch.look()
-            if self._files.progress is not None:
-                name, fraction = self._files.progress
-                self._files.progress = None
-                self._link.phase(f"{self._host} fetches {name}", fraction)
         else:
             self._link.phase(f"{WAITING} {'for Ray' if self._placement else f'at {self._address}'}")
         end = "" if self._placement is None else self._placement.look(self._joiner is not None)
@@ -140,6 +135,12 @@ class Proxy:
                     self._files.ask(peer, message)
                 case _:
                     pass
+
+    def _send_files(self) -> None:
+        for peer, answer in self._files.answers():
+            self._channel.send(peer, answer)
+            if peer == self._joiner and isinstance(answer, wire.ModelPart):
+                self._link.phase(f"{self._host} fetches {answer.name}", self._files.fraction)
 
     def _hand_on_frame(self, outbox: Sender[ToDetokenizer], frame: bytes) -> None:
         """Passes on a frame. An inconsistent one would crash the detokenizer, so it disconnects the engine instead."""

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
-from extras.remote.file_messages import ListFiles
+from extras.remote.file_messages import FileList, ListFiles, ModelPart
 from extras.remote.join_keys import make_keys
 from extras.remote.messages import JOIN_VERSION, FilePart, Join
 from extras.remote.proxy import Proxy, find_refusal
@@ -105,7 +105,8 @@ def test_files_are_sent_to_the_engine_that_has_joined_alone_and_their_progress_i
     proxy._receive(b"joined", ListFiles("model"))
     files.ask.assert_called_once_with(b"joined", ListFiles("model"))
     phases = proxy._link.phase = Mock()
-    files.progress = "model.safetensors", 0.25
-    proxy._look()
-    proxy._look()
+    part, files.fraction = ModelPart("model.safetensors", 0, b"x"), 0.25
+    files.answers.return_value = [(b"joined", FileList(())), (b"joined", part), (b"left", part)]
+    proxy._send_files()
     phases.assert_called_once_with("box fetches model.safetensors", 0.25)
+    assert cast("Mock", proxy._channel).send.call_count == 3
