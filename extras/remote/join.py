@@ -34,7 +34,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--model",
         default="",
         metavar="DIR",
-        help="path of the model on this machine (default: the same path as on the head)",
+        help="path of the model on this machine (default: the head's path or name, else files from the head)",
     )
     parser.add_argument("--device", default="", metavar="cuda:N", help="GPU to use (default: the first one)")
     parser.add_argument(
