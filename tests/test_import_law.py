@@ -200,7 +200,7 @@ LAYERS = {
         "runtime/forked_process.py",
         "runtime/black_box runtime/lifeline.py runtime/logs.py runtime/profiling.py runtime/stacks.py",
         "runtime/run_dir.py runtime/chat_files.py runtime/prefetch.py",
-        "runtime/own_directory.py runtime/row_file.py",
+        "runtime/own_directory.py runtime/row_file.py runtime/stage_files.py",
         "runtime/special_tokens.py runtime/gguf",
         "runtime/pooling_files.py",
         "runtime/model_files.py runtime/adapter_table.py",

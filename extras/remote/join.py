@@ -9,6 +9,7 @@ from pathlib import Path
 from extras.remote.engine import Engine
 from extras.remote.join_keys import JoinKeys, check_address, read_keys
 from extras.remote.machine import check_processors, make_config
+from extras.remote.model_fetch import ModelFetch
 from extras.remote.session import EngineEndedError, NoHeadError, RefusedError, Session, StopSignalError
 from messages.errors import BootError, UsageError
 from messages.program import PROGRAM
@@ -36,7 +37,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--model",
         default="",
         metavar="DIR",
-        help="path of the model on this machine (default: the same path as on the head)",
+        help="path of the model on this machine (default: the head's path or name, else files from the head)",
     )
     parser.add_argument("--device", default="", metavar="cuda:N", help="GPU to use (default: the first one)")
     parser.add_argument(
@@ -146,7 +147,7 @@ class Joiner:
             admitted = session.join()
             self._has_joined, self._num_refusals = True, 0
             self._console.show(f"joined {self._options.address} as {admitted.name}; its log is shown at the head")
-            config = make_config(admitted, self._options, self._console)
+            config = make_config(admitted, self._options, self._console, ModelFetch(session, self._console))
             self._memory_files.provide(admitted.name)
             clock_ahead_ns = session.compare_clocks()
             try:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from extras.remote.file_messages import FileList, ListFiles, ModelPart, SendPart
 from messages.control.admin import Instruction, InstructionDone
 from messages.control.processes import Beat, BootFailed, Drain, Drained, PhaseReport, Ready, Stop
 from messages.ring.replies import ToDetokenizer
@@ -121,8 +122,10 @@ class Probe(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """proxy → joiner: nothing; it finds out whether the connection is there."""
 
 
-ToProxy = Join | ClockQuestion | EngineSays | EngineFrame | Hop | EngineOutput | EngineEnded | FilePart
-ToJoiner = Admitted | TurnedAway | ClockAnswer | Order | EngineFrame | Hop | Probe | FileQuestion
+ToProxy = (
+    Join | ClockQuestion | EngineSays | EngineFrame | Hop | EngineOutput | EngineEnded | FilePart | ListFiles | SendPart
+)
+ToJoiner = Admitted | TurnedAway | ClockAnswer | Order | EngineFrame | Hop | Probe | FileQuestion | FileList | ModelPart
 
 
 JOIN_VERSION = make_version(ToProxy, ToJoiner, ToScheduler, ToDetokenizer, ToRank)

@@ -17,6 +17,7 @@ import msgspec
 
 from extras.remote import messages as wire
 from extras.remote.config import RemoteConfig
+from extras.remote.file_server import FileServer
 from extras.remote.fitting import MisfitError, check_fit, open_frame
 from extras.remote.join_keys import HeadKeys, read_keys
 from extras.remote.profiles import ProfileFetch
@@ -72,6 +73,7 @@ class Proxy:
         self._profile_id = 0
         """The instruction that ended the latest profile."""
         self._fetch: ProfileFetch | None = None
+        self._files = FileServer(link.config, link.wake, rank_of(link.name))
 
     def run(self) -> None:
         """Serves until the launcher stops it. If an engine that has served ends, the process ends with code 1."""
@@ -90,6 +92,7 @@ class Proxy:
                     self._send(wire.Order(message))
             for peer, message in self._channel.receive():
                 self._receive(peer, message)
+            self._send_files()
             if self._inbox is not None:
                 for frame in self._inbox.receive_frames():
                     self._send(wire.EngineFrame(frame))
@@ -144,8 +147,16 @@ class Proxy:
                     self._lose(why)
                 case wire.FilePart() if self._fetch is not None:
                     self._receive_profile(self._fetch, message)
+                case wire.ListFiles() | wire.SendPart():
+                    self._files.ask(peer, message)
                 case _:
                     pass
+
+    def _send_files(self) -> None:
+        for peer, answer in self._files.answers():
+            self._channel.send(peer, answer)
+            if peer == self._joiner and isinstance(answer, wire.ModelPart):
+                self._link.phase(f"{self._host} fetches {answer.name}", self._files.fraction)
 
     def _hand_on_frame(self, outbox: Sender[ToDetokenizer], frame: bytes) -> None:
         """Passes on a frame. An inconsistent one would crash the detokenizer, so it disconnects the engine instead."""

@@ -64,14 +64,14 @@ class Session:
     def join(self) -> wire.Admitted:
         """Offers this machine, and returns the head's instruction."""
         self._channel.send(wire.Join(wire.JOIN_VERSION, VERSION, socket.gethostname()))
-        return self._receive(wire.Admitted)
+        return self.receive(wire.Admitted)
 
     def compare_clocks(self) -> int:
         """Returns by how many ns the head's monotonic clock is ahead of ours."""
         comparison = ClockComparison()
         while not comparison.is_over:
             self._channel.send(wire.ClockQuestion(time.monotonic_ns()))
-            comparison.record(self._receive(wire.ClockAnswer), time.monotonic_ns())
+            comparison.record(self.receive(wire.ClockAnswer), time.monotonic_ns())
         return comparison.ahead_ns
 
     def serve(self, engine: Engine) -> None:
@@ -102,7 +102,20 @@ class Session:
         if trouble:
             raise RefusedError(trouble) if self._channel.monitor.is_refused else NoHeadError(trouble)
 
-    def _receive(self, kind: type[A]) -> A:
+    def send(self, message: Any) -> None:
+        """Queues a message for the head."""
+        self._channel.send(message)
+
+    def rest(self, seconds: float) -> None:
+        """Waits, in contact with the head."""
+        deadline_s = time.monotonic() + seconds
+        while time.monotonic() < deadline_s:
+            self._turn(max(0.0, deadline_s - time.monotonic()))
+            for _ in self._channel.receive():
+                pass
+            self._check_connection()
+
+    def receive(self, kind: type[A]) -> A:
         """Returns the head's next message of this kind."""
         deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
         while time.monotonic() < deadline_s:
