@@ -293,6 +293,9 @@ class Lifecycle:
             self._report_restart(child, describe_exit(child, was_starting))
             self.start(child)
             return
+        if was_starting:  # perhaps with too little memory next to a full cache
+            for one in (child, *self.group.ranks_of(child)):
+                self.group.memory_files.clear(one.name)
         has_spare = self.group.find_spare(child) is not None
         try:
             restart = self._restarts.record_death(child.name, time.monotonic(), has_spare)

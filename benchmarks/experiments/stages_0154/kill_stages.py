@@ -134,8 +134,8 @@ class Death:
             for earlier, later in itertools.pairwise(reply.arrivals_s)
             if earlier < until_s and later > self.at_s
         ]
-        times = sorted(at_s for reply in replies for at_s in reply.arrivals_s if at_s > self.at_s)
-        silence_s = max(later - earlier for earlier, later in itertools.pairwise([self.at_s, *times, until_s]))
+        times = sorted(at_s for reply in replies for at_s in reply.arrivals_s if self.at_s < at_s < until_s)
+        silence_s = max(later - earlier for earlier, later in itertools.pairwise([self.at_s, *times]))
         return {"pause_s": round(max(gaps, default=0.0), 2), "silence_s": round(silence_s, 2)}
 
 
