@@ -1,11 +1,13 @@
 """What the models of an engine take in memory, counted before any weight is read."""
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from messages.config.server import Config
 from messages.engine_names import SCHEDULER, rank_name
 from messages.errors import BootError
+from runtime.machine import CGROUP, MEMORY_INFO, find_memory_limit
 from scheduler_proc.computing.backends.backend import Backend
 from scheduler_proc.computing.kv_cache.kv_tensors import GIB
 from scheduler_proc.computing.kv_cache.page_sizes import PageSizes
@@ -43,17 +45,27 @@ def count_needs(
 
 
 def check_memory(config: Config, loaders: Sequence[FamilyLoader], target: Target) -> None:
-    """Raises `BootError` if the stages do not fit into the memory of this machine with one request of full length."""
+    """Raises `BootError` if the stages do not fit into their memory with one request of full length.
+
+    Those under the same limit share its memory: the machine's, or a control group's.
+    """
     needs = count_needs(config, loaders, target, is_loaded=any(loader.has_shared_weights for loader in loaders))
     parts = needs.weight_bytes, needs.step_bytes or 0, needs.sizes.num_bytes(needs.sizes.pages_per_context)
     free_bytes = target.backend.free_bytes(config, target.placement)
-    gathered = target.pipeline.everyone.gather([free_bytes, *parts], target.placement.device)
-    free_bytes, num_bytes = min(of_rank[0] for of_rank in gathered), sum(sum(own) for _, *own in gathered)
+    limit_id = zlib.crc32(find_memory_limit(MEMORY_INFO, CGROUP)[1].encode())
+    gathered = target.pipeline.everyone.gather([limit_id, free_bytes, *parts], target.placement.device)
+    for shared in dict.fromkeys(own for own, *_ in gathered):
+        _check_limit({rank: of_rank for rank, (own, *of_rank) in enumerate(gathered) if own == shared})
+
+
+def _check_limit(needs: Mapping[int, Sequence[int]]) -> None:
+    """`needs`, by rank: the free bytes, and what the rank needs for each purpose."""
+    free_bytes, num_bytes = min(free for free, *_ in needs.values()), sum(sum(own) for _, *own in needs.values())
     if num_bytes <= free_bytes:
         return
     texts = [
         f"{rank_name(rank) if rank else SCHEDULER} {', '.join(f'{size / GIB:.2f}' for size in own)}"
-        for rank, (_, *own) in enumerate(gathered)
+        for rank, (_, *own) in needs.items()
     ]
     raise BootError(
         f"the stages need {num_bytes / GIB:.2f} GiB, and {free_bytes / GIB:.2f} GiB are free. In GiB, weights, steps "
