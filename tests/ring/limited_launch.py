@@ -3,9 +3,9 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from supervisor.child import Child
+from supervisor.early_scheduler import EarlyScheduler
 from supervisor.run import launch
 
 
@@ -13,10 +13,10 @@ def main() -> int:
     groups: dict[str, str] = json.loads(sys.argv[1])
     spawn = Child.spawn
 
-    def spawn_in_group(child: Child, *arguments: Any) -> None:
-        spawn(child, *arguments)
-        if child.name in groups:
-            (Path(groups[child.name]) / "cgroup.procs").write_text(f"{child.pid}", encoding="ascii")
+    def spawn_in_group(self: Child, run_path: Path, listen_fd: int | None, early: EarlyScheduler | None = None) -> None:
+        spawn(self, run_path, listen_fd, early)
+        if self.name in groups:
+            (Path(groups[self.name]) / "cgroup.procs").write_text(f"{self.pid}", encoding="ascii")
 
     Child.spawn = spawn_in_group
     return launch(sys.argv[2:])

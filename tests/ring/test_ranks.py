@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from benchmarks.server_process import ServerProcess
-from tests.ring.client import RingClient
+from tests.ring.client import OnTokens, RingClient
 from tests.ring.conftest import CHEAP, READY_TIMEOUT_S, RESTART_FLAGS
 from tests.ring.test_kept_cache import NUM_STREAMS, PAGE_TOKENS, PROMPT_TOKENS, requests
 from tests.ring.test_standby import hurry, maps_of
@@ -37,6 +37,20 @@ def find_spares(ring: RingClient, count: int) -> set[int]:
     raise AssertionError("there are no spares")
 
 
+def killing_amid_streams(pid: int) -> OnTokens:
+    """Returns what kills this process when the streams have some tokens."""
+    num_tokens = 0
+
+    def on_tokens(more: int) -> None:
+        nonlocal num_tokens
+        is_first = num_tokens < NUM_STREAMS * 20 <= num_tokens + more
+        num_tokens += more
+        if is_first:
+            os.kill(pid, signal.SIGKILL)  # without another request first, during which the streams might end
+
+    return on_tokens
+
+
 @pytest.fixture(params=RANKS)
 def flag(request: pytest.FixtureRequest) -> str:
     return request.param
@@ -59,16 +73,7 @@ def test_streams_continue_exactly_when_any_rank_dies(flag: str, ring: RingClient
     undisturbed = ring.generate_all(requests)
     for num_deaths, victim in enumerate(names, 1):
         spares = find_spares(ring, len(names)) if victim == names[-1] else set[int]()
-        num_tokens, pid = 0, ring.status(victim)["pid"]
-
-        def kill_amid_streams(more: int, pid: int = pid) -> None:
-            nonlocal num_tokens
-            is_first = num_tokens < NUM_STREAMS * 20 <= num_tokens + more
-            num_tokens += more
-            if is_first:
-                os.kill(pid, signal.SIGKILL)  # without another request first, during which the streams might end
-
-        got = ring.generate_all(requests, kill_amid_streams)
+        got = ring.generate_all(requests, killing_amid_streams(ring.status(victim)["pid"]))
         assert [(one.text, one.token_ids) for one in got] == [(one.text, one.token_ids) for one in undisturbed]
         # All are back within a second, so frames that they had not received may count as lost, too (decision 0008).
         assert max(one.attempts for one in got) in (2, 3)
@@ -83,3 +88,16 @@ def test_streams_continue_exactly_when_any_rank_dies(flag: str, ring: RingClient
         assert gauges["resumed_tokens"] >= NUM_STREAMS * PROMPT_TOKENS
         assert gauges["recomputed_tokens"] <= gauges["resumed_tokens"] / PROMPT_TOKENS * (PAGE_TOKENS + 1)
     assert ring.status("rank1")["gauges"]["steps"] > 0
+
+
+def test_streams_of_a_dead_stage_move_to_another_engine(
+    tiny_checkpoint: Path, start_ring: Any, requests: list[dict[str, Any]]
+):
+    ring: RingClient = start_ring(tiny_checkpoint, *RESTART_FLAGS, "--pipeline-parallel", "2", "--data-parallel", "2")
+    undisturbed = ring.generate_all(requests)
+    got = ring.generate_all(requests, killing_amid_streams(ring.status("rank1")["pid"]))
+    assert [(one.text, one.token_ids) for one in got] == [(one.text, one.token_ids) for one in undisturbed]
+    ring.wait_for_restart("rank1", 1)
+    ring.wait_until_empty()
+    assert ring.gauges("scheduler-2")["resumed_tokens"] > 0
+    assert ring.status("rank1-2")["num_restarts"] == 0

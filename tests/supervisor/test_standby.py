@@ -13,7 +13,7 @@ SPARE = "scheduler.next"
 TAKES_OVER = "the process that stood by takes over"
 
 
-def start(*others: str, **settings: int) -> FakeRun:
+def start(*others: str, **settings: Any) -> FakeRun:
     return FakeRun(dict.fromkeys((*NAMES, *others), GOOD), standby=True, **settings)
 
 
