@@ -2,6 +2,7 @@
 
 import os
 import signal
+from typing import Any
 
 import psutil
 
