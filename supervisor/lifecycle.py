@@ -298,8 +298,9 @@ class Lifecycle:
             self._report_restart(child, describe_exit(child, was_starting))
             self.start(child)
             return
-        if was_starting:  # perhaps with too little memory next to a full cache
-            for one in (child, *self.group.ranks_of(child)):
+        engine = (child, *self.group.ranks_of(child))
+        if any(one.was_starting and (one.boot_error or one.gave_up) for one in engine):
+            for one in engine:  # perhaps there was too little memory next to a full cache
                 self.group.memory_files.clear(one.name)
         has_spare = self.group.find_spare(child) is not None
         try:
