@@ -123,7 +123,7 @@ class Death:
     ready_s: float = 0.0
     resumed: float = 0.0
     recomputed: float = 0.0
-    lines: list[tuple[float, str]] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
 
     def pauses(self, replies: Sequence[Reply]) -> dict[str, float]:
         """Returns the longest gap of a stream that continued, and the longest time without a token."""
@@ -154,7 +154,7 @@ def disturb(server: ServerProcess, target: Target, stage: str, how: str, leader:
     death.resumed, death.recomputed = gauges["resumed_tokens"], gauges["recomputed_tokens"]
     names = ("scheduler", "rank")
     death.lines = [
-        (round(at_s + server.begin_s - death.at_s, 2), line)
+        f"{at_s + server.begin_s - death.at_s:.2f} {line}"
         for at_s, line in list(server.log)[log_length:]
         if line.startswith(names)
     ]
@@ -189,7 +189,7 @@ def summary(replies: Sequence[Reply], expected: Sequence[Reply], deaths: Sequenc
         "tokens": sum(len(reply.token_ids) for reply in replies),
         "failed": [reply.error for reply in replies if reply.error],
         "other_tokens": sum(reply.token_ids != expected[reply.request].token_ids for reply in ended),
-        "computed_again": sum(death.recomputed for death in deaths) / max(1, sum(death.resumed for death in deaths)),
+        "computed_again": round(sum(one.recomputed for one in deaths) / max(1, sum(one.resumed for one in deaths)), 3),
         "deaths": [
             {"stage": one.stage, "how": one.how, "ready_s": one.ready_s, **one.pauses(replies)}
             | {"resumed": one.resumed, "recomputed": one.recomputed, "lines": one.lines}
