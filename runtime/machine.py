@@ -1,32 +1,79 @@
 """Properties of this machine as Linux reports them: available memory and native bfloat16."""
 
+import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 MEMORY_INFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
 CPU_INFO = Path("/proc/cpuinfo")
 AVX512_FLAG, TILES_FLAG = "avx512_bf16", "amx_bf16"
 BFLOAT16_CPU_FLAGS = frozenset({AVX512_FLAG, TILES_FLAG})
 
 
-def available_memory_bytes(memory_info: Path, cgroup: Path) -> int:
-    """Returns the available memory, by the kernel's estimate and the container's limit.
+class GroupFiles(NamedTuple):
+    """The files of a control group, and the line of `memory.stat` with the files in memory that can be dropped."""
 
-    Cached files count towards the limit, but are dropped when memory is needed, at least those not used lately.
+    limit: str
+    used: str
+    droppable: str
+
+
+UNIFIED = GroupFiles("memory.max", "memory.current", "inactive_file")
+FIRST_VERSION = GroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def available_memory_bytes(memory_info: Path, cgroup: Path) -> int:
+    """Returns the available memory, by the kernel's estimate and the limits of this process's control groups."""
+    return find_memory_limit(memory_info, cgroup)[0]
+
+
+def find_memory_limit(memory_info: Path, cgroup: Path, own_groups: Path = OWN_GROUPS) -> tuple[int, str]:
+    """Returns the available memory, and the control group whose limit that is; for the machine's memory, no name.
+
+    A container sees its own group as the root, at `cgroup`. Cached files count towards a limit, but are dropped when
+    memory is needed, at least those not used lately.
     """
     try:
         fields = dict(line.split(":", 1) for line in memory_info.read_text(encoding="ascii").splitlines())
         available = int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    found = [(_left_in(group, files), str(group)) for group, files in _memory_groups(cgroup, own_groups)]
+    left, group = min([(available, ""), *found])
+    return int(max(0, left)), group
+
+
+def _left_in(group: Path, files: GroupFiles) -> float:
+    """Returns the bytes that a group may still get, `inf` if it has no limit."""
     try:
-        limit = int((cgroup / "memory.max").read_text(encoding="ascii"))
-        used = int((cgroup / "memory.current").read_text(encoding="ascii"))
-        details = dict(line.split() for line in (cgroup / "memory.stat").read_text(encoding="ascii").splitlines())
+        limit, used = (int((group / name).read_text(encoding="ascii")) for name in (files.limit, files.used))
+        details = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
     except (OSError, ValueError):
-        return available
-    return max(0, min(available, limit - used + int(details.get("inactive_file", 0))))
+        return math.inf
+    return limit - used + int(details.get(files.droppable, 0))
+
+
+def _memory_groups(cgroup: Path, own_groups: Path) -> Iterator[tuple[Path, GroupFiles]]:
+    """Yields the groups of this process that may limit its memory, and those that contain them."""
+    yield cgroup, UNIFIED
+    try:
+        lines = own_groups.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if not controllers:
+            root, files = cgroup, UNIFIED
+        elif "memory" in controllers.split(","):
+            root, files = cgroup / "memory", FIRST_VERSION
+        else:
+            continue
+        parts = Path(path.lstrip("/")).parts
+        for depth in range(len(parts) + 1):
+            yield root.joinpath(*parts[:depth]), files
 
 
 def computes_bfloat16(cpu_info: Path) -> bool:

@@ -49,10 +49,9 @@ def import_runner(link: ProcessLink) -> LoadRunner:
     from scheduler_proc.computing.load_runner import find_shared_models, load_models
 
     config, files = link.config, link.run_dir
+    kv_file = find_kv_file(link)
     if config.run.num_ranks > 1:
-        return partial(load_as_leader, link, load_models)
-    keeps_cache = config.cache.keep_kv_cache and config.cache.enable_prefix_caching
-    kv_file = files.kv_file(place_of(link.name)) if keeps_cache else None
+        return partial(load_as_leader, link, load_models, kv_file)
     weights_file = files.weights_file if config.model.share_weights else None
     prepared = None
     if link.is_successor:
@@ -66,6 +65,13 @@ def import_runner(link: ProcessLink) -> LoadRunner:
         return runner
 
     return load_runner
+
+
+def find_kv_file(link: ProcessLink) -> Path | None:
+    """Returns the file in memory for the KV cache of this process, `None` if that ends with the process."""
+    cache = link.config.cache
+    keeps_cache = cache.keep_kv_cache and cache.enable_prefix_caching
+    return link.run_dir.kv_file(place_of(link.name)) if keeps_cache else None
 
 
 def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:

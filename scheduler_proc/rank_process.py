@@ -13,17 +13,22 @@ from runtime.process import ProcessLink, run_process
 from runtime.profiling import Part
 from scheduler_proc.computing.torch_import import import_torch
 from scheduler_proc.neighbours import find_neighbours
-from scheduler_proc.process import make_observer, settle_memory, step_name
+from scheduler_proc.process import find_kv_file, make_observer, settle_memory, step_name
 
 if TYPE_CHECKING:
+    from scheduler_proc.computing.kv_cache.page_sums import PageSums
     from scheduler_proc.stepper import Runner, StepFuture
 
 
 class RankLoop:
-    """Runs the steps of its scheduler as they arrive. Results are dropped, as the scheduler has its own."""
+    """Runs the steps of its scheduler as they arrive. Results are dropped, as the scheduler has its own.
 
-    def __init__(self, runner: "Runner"):
+    `sums` are those of its KV cache, if that outlives the process.
+    """
+
+    def __init__(self, runner: "Runner", sums: "PageSums | None" = None):
         self._runner = runner
+        self._sums = sums
         self._latest: StepFuture | None = None
         self._num_steps = 0
 
@@ -35,6 +40,8 @@ class RankLoop:
             before, self._latest = self._latest, launched
             if before is not None:
                 before.result()
+        if self._sums is not None:
+            self._sums.record(batch)
 
     def gauges(self) -> dict[str, float]:
         return {"steps": self._num_steps, **self._runner.memory_gauges()}
@@ -45,7 +52,8 @@ def serve(link: ProcessLink) -> None:
     engine, rank = worker_number(link.name), rank_of(link.name)
     link.phase("importing torch")
     import_torch()
-    # Imported late: it needs torch.
+    # Imported late: they need torch.
+    from scheduler_proc.computing.kv_cache.page_sums import PageSums
     from scheduler_proc.computing.load_runner import load_models
 
     receiver: Receiver[ToRank] = Receiver(link.run_dir.socket(link.name), ToRank)
@@ -61,10 +69,11 @@ def serve(link: ProcessLink) -> None:
     neighbours = find_neighbours(link)
     number = engine + 1 - link.config.first_engine
     model = load_models(link.config, link.phase, number, weights_file, rank, ranks_file, neighbours)
-    runner = model.make_runner(link.phase)
+    runner = model.make_runner(link.phase, find_kv_file(link))
     if neighbours is not None:
         neighbours.has_started = True
-    loop = RankLoop(runner)
+    memory = runner.page_memory
+    loop = RankLoop(runner, None if memory is None else PageSums(memory, link.config.cache.block_size))
     link.profiler.make_observer = make_observer
     link.profiler.parts.append(Part(loop, "run", step_name))
     settle_memory()

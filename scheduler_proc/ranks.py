@@ -1,7 +1,7 @@
 """Makes the other ranks of an engine load the model and run the steps of its scheduler, rank 0."""
 
-import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from messages.channels import Sender
@@ -15,21 +15,19 @@ if TYPE_CHECKING:
     from scheduler_proc.computing.loading.loaded_models import LoadedModels
     from scheduler_proc.computing.runner import Runner
 
-log = logging.getLogger("sluice.ranks")
-
 
 def load_as_leader(
     link: ProcessLink,
     load_models: "Callable[..., LoadedModels]",
+    kv_file: Path | None,
     config: Config,
     report: Callable[[str, float | None], None],
     engine: int,
 ) -> "Runner":
     """Loads the model together with the other ranks; returns a runner whose steps they run, too.
 
-    The weights of each rank outlive the engine in a file in memory. The KV cache does not.
+    The weights and the KV cache of each rank outlive the engine in files in memory.
     """
-    log.info("several ranks: the KV cache is not left to the next engine, as with --no-keep-kv-cache")
     ranks_file = link.run_dir.ranks_file(link.name)
     ranks_file.unlink(missing_ok=True)  # the file of the previous engine
     senders: list[Sender[ToRank]] = [
@@ -44,7 +42,7 @@ def load_as_leader(
     weights_file = link.run_dir.weights_of(rank=0)
     neighbours = find_neighbours(link)
     models = load_models(config, report, engine, weights_file, ranks_file=ranks_file, neighbours=neighbours)
-    runner = models.make_runner(report, publish=send)
+    runner = models.make_runner(report, kv_file, send)
     if neighbours is not None:
         neighbours.has_started = True
     return runner

@@ -1,4 +1,7 @@
-"""The scheduler's process, begun before the launcher's own imports: nothing else takes as long as importing torch."""
+"""A process of an engine that is begun before it is needed: nothing else takes as long as importing torch.
+
+The first scheduler is begun before the launcher's own imports, spares for the ranks of an engine while it serves.
+"""
 
 import json
 import os
@@ -12,11 +15,14 @@ COMMAND = python_command("scheduler_proc")
 
 
 class EarlyScheduler:
-    """A process that imports a scheduler's modules and waits for its command line. Call `end` if none comes."""
+    """A process that imports a scheduler's modules and waits for its command line. Call `end` if none comes.
 
-    def __init__(self) -> None:
+    One that `is_spare` does so without slowing others down.
+    """
+
+    def __init__(self, *, is_spare: bool = False) -> None:
         self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-            [*COMMAND, "--early", str(os.getpid())],
+            [*COMMAND, "--early", str(os.getpid()), *["--spare"] * is_spare],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

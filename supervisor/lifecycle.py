@@ -25,6 +25,7 @@ from messages.errors import BootError
 from supervisor.admission import find_reason_to_refuse
 from supervisor.child import END_LOOK_S, Child, Command
 from supervisor.console import Console
+from supervisor.early_scheduler import EarlyScheduler
 from supervisor.endings import describe_exit, describe_fatal_exit
 from supervisor.process_group import ProcessGroup, receives_process_table
 from supervisor.restarts import NoRestartError, Restarts
@@ -53,6 +54,8 @@ class Lifecycle:
         self._console = console
         self._take_snapshot = take_snapshot
         self._restarts = Restarts(settings)
+        self.spares: list[EarlyScheduler] = []
+        """Processes that have imported torch, for the next restart of an engine with several ranks."""
 
     def start_all(self) -> None:
         """Starts all processes, the schedulers first: they take the longest."""
@@ -60,17 +63,19 @@ class Lifecycle:
             if self.group.leader_of(child) is child:
                 self.start(child)
 
-    def start(self, child: Child) -> None:
+    def start(self, child: Child, *, may_use_spares: bool = False) -> None:
         """Starts a process, for the first time or again, a scheduler with its ranks.
 
-        Raises `RunFailedError` if it cannot be started at all.
+        Spares may run older code than is installed now, so a restart on command does not use them. Raises
+        `RunFailedError` if it cannot be started at all.
         """
         if child.is_external:
             self._console.show_of(child.name, f"waiting: start it by hand\n  {self.group.how_to_start(child)}")
             return
         self._console.begin_process(child.name)
+        uses_spare = may_use_spares and self.spares and not child.command.is_remote
         try:
-            self.group.spawn(child)
+            self.group.spawn(child, self.spares.pop() if uses_spare else None)
         except OSError as error:
             child.boot_error, child.was_starting = str(error), True
             self._continue_after(child)
@@ -78,7 +83,7 @@ class Lifecycle:
         if child.is_early:
             self._record_report(child, PhaseReport("importing torch"))
         for rank in self.group.ranks_of(child):
-            self.start(rank)
+            self.start(rank, may_use_spares=may_use_spares)
 
     def replace_ranks(self, child: Child) -> None:
         """Starts the ranks of the process that takes the place of `child`, which has ended."""
@@ -122,7 +127,7 @@ class Lifecycle:
                 self._console.show_of(name, "the process that stood by takes over")
                 self.group.give_place(spare, child)
             else:
-                self.start(child)
+                self.start(child, may_use_spares=kind_of(name) == SCHEDULER)
 
     def due_in_s(self) -> float:
         """Seconds until a restart, a table for the frontends or a check of an ending process is due."""
@@ -294,6 +299,10 @@ class Lifecycle:
             self._report_restart(child, describe_exit(child, was_starting))
             self.start(child)
             return
+        engine = (child, *self.group.ranks_of(child))
+        if any(one.was_starting and (one.boot_error or one.gave_up) for one in engine):
+            for one in engine:  # perhaps there was too little memory next to a full cache
+                self.group.memory_files.clear(one.name)
         has_spare = self.group.find_spare(child) is not None
         try:
             restart = self._restarts.record_death(child.name, time.monotonic(), has_spare)

@@ -1,4 +1,4 @@
-"""The files in memory that outlive schedulers: a KV cache and encodings of images for each, and the weights of all."""
+"""The files in memory that outlive schedulers and ranks: a KV cache for each, encodings of images, and weights."""
 
 import ctypes
 import mmap
@@ -18,8 +18,8 @@ SLICE_BYTES = 16 << 20
 
 
 class MemoryFiles:
-    """Makes and gives back a file for the weights (one for each NUMA node and rank) and two for each place of a
-    scheduler.
+    """Makes and gives back a file for the weights (one for each NUMA node and rank), two for each place of a scheduler,
+    and one for each rank's KV cache.
 
     They are found in the run directory. A file has no name but the link there: its memory is given back when the last
     process that has it has ended. `num_weight_bytes`: of the weights, if it is known.
@@ -57,9 +57,14 @@ class MemoryFiles:
         """Creates the files for the process `name` and its successors, if it needs any. Raises `OSError`."""
         if kind_of(name) == RANK:
             self._make_weights(rank_of(name))
-        for path in self._files_of(name) if kind_of(name) == SCHEDULER else ():
+        for path in self._files_of(name) if kind_of(name) in (SCHEDULER, RANK) else ():
             if path not in self._descriptors:
                 self._make(path)
+
+    def clear(self, name: str) -> None:
+        """Frees the KV cache of process `name`, which does not run."""
+        if (descriptor := self._descriptors.get(self._run_dir.kv_file(place_of(name)))) is not None:
+            os.truncate(descriptor, 0)
 
     def drop(self, name: str) -> None:
         """Closes the files of process `name`, which will have no successor."""
@@ -70,8 +75,9 @@ class MemoryFiles:
         for path in list(self._descriptors):
             self._close(path)
 
-    def _files_of(self, name: str) -> tuple[Path, Path]:
-        return self._run_dir.kv_file(place_of(name)), self._run_dir.rows_file(place_of(name))
+    def _files_of(self, name: str) -> tuple[Path, ...]:
+        kv_file = self._run_dir.kv_file(place_of(name))
+        return (kv_file,) if kind_of(name) == RANK else (kv_file, self._run_dir.rows_file(place_of(name)))
 
     def _make_weights(self, rank: int) -> None:
         for group in range(self._num_groups):

@@ -141,9 +141,9 @@ class ProcessGroup:
         """Returns the number of requests left in the frontends that have drained."""
         return sum(self.control.num_unfinished(frontend.name) for frontend in self.frontends())
 
-    def spawn(self, child: Child) -> None:
-        """Starts the next incarnation of a process. Raises `OSError`."""
-        early = self._site.early_scheduler if child.command.imports_torch else None
+    def spawn(self, child: Child, spare: EarlyScheduler | None = None) -> None:
+        """Starts the next incarnation of a process, as a continuation of `spare` if given. Raises `OSError`."""
+        early = self._site.early_scheduler if child.command.imports_torch and spare is None else spare
         child.spawn(self._site.run_dir.path, self._site.listener.fileno() if child.is_front else None, early)
         self._site.run_dir.record_pid(child.name, child.pid)
         self._record_start(child)

@@ -87,6 +87,7 @@ class Supervisor:
             self._site.listener.close()
             self._admin.fail_open()
             self._snapshots.close()
+            self._standby.close()
             self._shutdown.stop()
             self._admin.close()
         return 1 if has_failed else 130 if self.is_hurried else 0

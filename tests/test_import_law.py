@@ -262,6 +262,7 @@ FUNCTION_LEVEL_IMPORTS = {
     ("scheduler_proc/early.py", "scheduler_proc.computing.load_runner"): "takes seconds (torch)",
     ("scheduler_proc/process.py", "scheduler_proc.computing.torch_observer"): "imports torch",
     ("scheduler_proc/rank_process.py", "scheduler_proc.computing.load_runner"): "takes seconds (torch)",
+    ("scheduler_proc/rank_process.py", "scheduler_proc.computing.kv_cache.page_sums"): "imports torch",
     ("scheduler_proc/computing/torch_import.py", "torch"): "the process imports this file long before",
     ("scheduler_proc/computing/torch_import.py", "numpy"): "likewise, and under a setting",
     (FAMILY_LOADER, "scheduler_proc.computing.loading.open_weights"): "random weights need no safetensors",

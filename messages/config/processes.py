@@ -101,8 +101,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     standby: Annotated[
         bool,
         Meta(
-            description="keep a standby scheduler that takes over when the scheduler dies (not with several "
-            "engines, ranks or stages); costs the memory of the torch libraries"
+            description="keep a standby for the only engine: a scheduler that takes over when it dies or, with "
+            "several ranks or stages, a process for each that has imported torch; costs the memory of the torch "
+            "libraries"
         ),
     ] = True
     restart_hold_s: Annotated[

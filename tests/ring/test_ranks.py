@@ -1,45 +1,103 @@
-"""An engine of two ranks, or of two stages, with streams: text stays exact, whichever process dies."""
+"""An engine of two ranks, or of three stages, with streams: text stays exact, whichever process dies."""
 
+import os
+import signal
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from tests.ring.client import ADMIN_KEY, RingClient
-from tests.ring.conftest import RESTART_FLAGS
-from tests.ring.test_kept_cache import NUM_STREAMS, requests
-from tests.ring.test_standby import maps_of
+from benchmarks.server_process import ServerProcess
+from tests.ring.client import OnTokens, RingClient
+from tests.ring.conftest import CHEAP, READY_TIMEOUT_S, RESTART_FLAGS
+from tests.ring.test_kept_cache import NUM_STREAMS, PAGE_TOKENS, PROMPT_TOKENS, requests
+from tests.ring.test_standby import hurry, maps_of
 
 pytestmark = pytest.mark.ring
 
 __all__ = ["requests"]  # a fixture
 
-
-@pytest.fixture(scope="module", params=["--tensor-parallel", "--pipeline-parallel"])
-def ring(tiny_checkpoint: Path, start_ring: Any, request: pytest.FixtureRequest) -> RingClient:
-    return start_ring(tiny_checkpoint, *RESTART_FLAGS, "--admin-key", ADMIN_KEY, request.param, "2")
+RANKS = {"--tensor-parallel": ("rank1", "scheduler"), "--pipeline-parallel": ("rank1", "rank2", "scheduler")}
 
 
-def test_streams_continue_exactly_when_any_rank_dies(ring: RingClient, requests: list[dict[str, Any]]):
+def find_spares(ring: RingClient, count: int) -> set[int]:
+    """Waits for this number of processes that have imported torch and wait to become a rank; returns their pids."""
+    launcher, deadline = psutil.Process(psutil.Process(ring.status("frontend")["pid"]).ppid()), time.monotonic() + 60.0
+    while time.monotonic() < deadline:
+        spares = [child for child in launcher.children() if "--spare" in child.cmdline()]
+        for spare in spares:
+            hurry(spare.pid)
+        # One thread is left: the other one has imported torch.
+        if len(spares) == count and all(spare.num_threads() == 1 for spare in spares):
+            return {spare.pid for spare in spares}
+        time.sleep(0.1)
+    raise AssertionError("there are no spares")
+
+
+def killing_amid_streams(pid: int) -> OnTokens:
+    """Returns what kills this process when the streams have some tokens."""
+    num_tokens = 0
+
+    def on_tokens(more: int) -> None:
+        nonlocal num_tokens
+        is_first = num_tokens < NUM_STREAMS * 20 <= num_tokens + more
+        num_tokens += more
+        if is_first:
+            os.kill(pid, signal.SIGKILL)  # without another request first, during which the streams might end
+
+    return on_tokens
+
+
+@pytest.fixture(params=RANKS)
+def flag(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def ring(flag: str, tiny_checkpoint: Path) -> Iterator[RingClient]:
+    """A server with standby processes, as few have in these tests."""
+    flags = ("--cpu-threads", "1", *CHEAP, *RESTART_FLAGS, flag, f"{len(RANKS[flag])}")
+    server = ServerProcess(["--model", str(tiny_checkpoint), *flags], has_own_session=True)
+    try:
+        target = server.wait_until_ready(READY_TIMEOUT_S)
+        yield RingClient(f"http://{target.host}:{target.port}", server.run_dir)
+    finally:
+        assert server.stop() == 0, server.log_text()
+
+
+def test_streams_continue_exactly_when_any_rank_dies(flag: str, ring: RingClient, requests: list[dict[str, Any]]):
+    names = RANKS[flag]
     undisturbed = ring.generate_all(requests)
-    for num_deaths, victim in enumerate(("rank1", "scheduler"), 1):
-        num_tokens = 0
-
-        def kill_amid_streams(more: int, victim: str = victim) -> None:
-            nonlocal num_tokens
-            is_first = num_tokens < NUM_STREAMS * 20 <= num_tokens + more
-            num_tokens += more
-            if is_first:
-                ring.kill(victim)
-
-        got = ring.generate_all(requests, kill_amid_streams)
+    for num_deaths, victim in enumerate(names, 1):
+        spares = find_spares(ring, len(names)) if victim == names[-1] else set[int]()
+        got = ring.generate_all(requests, killing_amid_streams(ring.status(victim)["pid"]))
         assert [(one.text, one.token_ids) for one in got] == [(one.text, one.token_ids) for one in undisturbed]
-        # Both are back within a second, so frames that they had not received may count as lost, too (decision 0008).
+        # All are back within a second, so frames that they had not received may count as lost, too (decision 0008).
         assert max(one.attempts for one in got) in (2, 3)
-        for name in ("scheduler", "rank1"):
+        for name in names:
             ring.wait_for_restart(name, num_deaths)
-            kept = [path for path in maps_of(ring.status(name)["pid"]) if "memfd:sluice" in path]
-            assert kept
-            assert all("memfd:sluice-weights" in path for path in kept)
-    ring.wait_until_empty()
+            kept = maps_of(ring.status(name)["pid"])
+            assert any("memfd:sluice-weights" in path for path in kept)
+            assert any(f"memfd:sluice-{name}.kv-cache" in path for path in kept)
+            assert not spares or ring.status(name)["pid"] in spares
+        ring.wait_until_empty()
+        gauges = ring.gauges("scheduler")
+        assert gauges["resumed_tokens"] >= NUM_STREAMS * PROMPT_TOKENS
+        assert gauges["recomputed_tokens"] <= gauges["resumed_tokens"] / PROMPT_TOKENS * (PAGE_TOKENS + 1)
     assert ring.status("rank1")["gauges"]["steps"] > 0
+
+
+def test_streams_of_a_dead_stage_move_to_another_engine(
+    tiny_checkpoint: Path, start_ring: Any, requests: list[dict[str, Any]]
+):
+    ring: RingClient = start_ring(tiny_checkpoint, *RESTART_FLAGS, "--pipeline-parallel", "2", "--data-parallel", "2")
+    undisturbed = ring.generate_all(requests)
+    got = ring.generate_all(requests, killing_amid_streams(ring.status("rank1")["pid"]))
+    assert [(one.text, one.token_ids) for one in got] == [(one.text, one.token_ids) for one in undisturbed]
+    ring.wait_for_restart("rank1", 1)
+    ring.wait_until_empty()
+    assert ring.gauges("scheduler-2")["resumed_tokens"] > 0
+    assert ring.status("rank1-2")["num_restarts"] == 0

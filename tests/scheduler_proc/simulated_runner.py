@@ -89,6 +89,7 @@ class SimulatedPages:
     def __init__(self, num_pages: int, page_size: int, num_window_pages: int = 0, num_state_slots: int = 0):
         self.page_size = page_size
         self.slots: list[tuple[int, int] | None] = [None] * (num_pages * page_size)
+        self.lost_pages: set[int] = set()
         self.notes = memoryview(bytearray(num_pages * (80 + 4 * page_size) + 16 * (num_window_pages + num_state_slots)))
         self.window_slots: dict[int, tuple[int, int]] = {}
         self.state_slots: dict[int, tuple[int, int]] = {}

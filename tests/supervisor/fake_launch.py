@@ -16,7 +16,7 @@ import zmq
 
 from messages.config.server import Config, HttpConfig, ModelFacts, RunConfig
 from messages.errors import BootError, UsageError
-from supervisor import child
+from supervisor import child, early_scheduler
 from supervisor.child import Command
 from supervisor.console import Console
 from supervisor.run import serve
@@ -79,6 +79,7 @@ def main() -> int:
         )
         for name, behaviour in settings["behaviours"].items()
     ]
+    early_scheduler.COMMAND = (sys.executable, "-c", "import sys; sys.stdin.read()")
     child.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": ForkedChild})
     console = Console()
     try:

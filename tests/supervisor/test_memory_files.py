@@ -31,6 +31,11 @@ def test_each_scheduler_finds_what_the_one_before_it_has_left(run_dir: RunDir) -
     run_dir.kv_file("scheduler-2").write_bytes(b"two")
     files.provide("scheduler")
     assert run_dir.kv_file("scheduler").read_bytes() == b"one"
+    files.provide("rank1")
+    run_dir.kv_file("rank1").write_bytes(b"part")
+    files.clear("rank1")
+    assert run_dir.kv_file("rank1").read_bytes() == b""
+    assert not run_dir.rows_file("rank1").exists()
     files.drop("scheduler-2")
     assert not run_dir.kv_file("scheduler-2").is_symlink()
     files.provide("scheduler-2")

@@ -69,11 +69,17 @@ def test_a_machine_that_leaves_during_the_first_start_does_not_end_the_run():
 def test_a_rank_that_cannot_start_again_is_a_death_of_its_engine():
     with start(rank1="fail_to_boot_again") as run:
         run.wait_for(SERVING)
+        caches = [run.run_dir.kv_file(name) for name in ("scheduler", "rank1")]
+        for cache in caches:
+            cache.write_bytes(b"pages")
         os.kill(run.record_pids()["scheduler"], signal.SIGKILL)
+        run.wait_for("scheduler=starting.2")
+        assert [cache.read_bytes() for cache in caches] == [b"pages", b"pages"]
         run.wait_for("rank1        cannot start: there are no weights in /nowhere")
         run.wait_for("restarting in 0.5 s (2 of 10 a minute)")
         run.wait_for("scheduler=ready.3")
         run.wait_for("rank1=ready.3")
+        assert [cache.read_bytes() for cache in caches] == [b"", b""], "the cache may be why it could not start"
         stop(run)
 
 

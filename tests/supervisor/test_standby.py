@@ -2,9 +2,10 @@
 
 import os
 import signal
-import time
+from typing import Any
 
-from supervisor.standby import QUIET_S
+import psutil
+
 from tests.supervisor.cli.test_operate import NAMES, SERVING, operate_on, ps
 from tests.supervisor.fake_run import GOOD, FakeRun, is_running, wait_until
 from tests.supervisor.test_replacement import states_of, stop
@@ -13,7 +14,7 @@ SPARE = "scheduler.next"
 TAKES_OVER = "the process that stood by takes over"
 
 
-def start(*others: str, **settings: int) -> FakeRun:
+def start(*others: str, **settings: Any) -> FakeRun:
     return FakeRun(dict.fromkeys((*NAMES, *others), GOOD), standby=True, **settings)
 
 
@@ -99,9 +100,18 @@ def test_more_schedulers_need_none():
         stop(run)
 
 
-def test_a_scheduler_of_several_ranks_has_none():
+def test_a_scheduler_of_several_ranks_has_a_process_for_each_that_is_not_part_of_the_run():
     with start("rank1", tensor_parallel=2) as run:
         run.wait_for(SERVING)
-        time.sleep(QUIET_S + 2.0)
+
+        def find_spares() -> list[psutil.Process]:
+            return [one for one in psutil.Process(run.launcher.pid).children() if "--spare" in one.cmdline()]
+
+        wait_until(lambda: len(find_spares()) == 2)
+        spares = find_spares()
         assert SPARE not in ps(run)
+        kill(run, "frontend")
+        run.wait_for("frontend=ready.2")
+        assert find_spares() == spares, "other processes do not use them"
         stop(run)
+        assert not any(is_running(spare.pid) for spare in spares)

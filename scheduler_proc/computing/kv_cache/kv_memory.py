@@ -7,7 +7,7 @@ import fcntl
 import os
 import struct
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -55,8 +55,15 @@ class KVMemory:
         header = os.pread(self._descriptor, HEADER.size, 0).ljust(HEADER.size, b"\0")
         found, num_pages = HEADER.unpack(header)
         self.num_pages: int = num_pages if found == identity else 0
+        self.lost_pages: Collection[int] = ()
+        """Pages of which another rank has lost its part."""
         if not self.num_pages:
-            os.ftruncate(self._descriptor, 0)
+            self.clear()
+
+    def clear(self) -> None:
+        """Frees what a predecessor has left."""
+        os.ftruncate(self._descriptor, 0)
+        self.num_pages = 0
 
     @property
     def num_resident_bytes(self) -> int:

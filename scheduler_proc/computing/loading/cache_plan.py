@@ -35,6 +35,11 @@ class CachePlan:
         others_bytes = sum(page_bytes(model, self._page_size, placement) for model in self._others.values())
         self.sizes: PageSizes = size_pages(config, self._main, placement, limits, window, others_bytes)
 
+    @property
+    def has_only_pages(self) -> bool:
+        """True if pages have all that is kept of sequences: there are no window pages and no states."""
+        return self.sizes.window is None and not self.sizes.state_bytes
+
     def choose_num_pages(self, free_bytes: int) -> int:
         return choose_num_pages(self._config, self.sizes, free_bytes)
 

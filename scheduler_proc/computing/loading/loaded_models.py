@@ -8,6 +8,7 @@ import torch
 
 from scheduler_proc.computing.backends.backend import RunnerFactory
 from scheduler_proc.computing.kv_cache.kv_memory import KVMemory
+from scheduler_proc.computing.kv_cache.page_sums import find_lost_pages
 from scheduler_proc.computing.loading.cache_plan import CachePlan
 from scheduler_proc.computing.loading.identity import memory_identity
 from scheduler_proc.computing.loading.roles import Models
@@ -30,18 +31,20 @@ class LoadedModels:
     def make_runner(self, report: Report, kv_file: Path | None = None, publish: Publish | None = None) -> Runner:
         """Returns the main model's runner, ready for its first step; it calls `publish` before each step.
 
-        If the backend keeps memory, the KV cache is in `kv_file`, possibly with a predecessor's pages. Raises
-        `BootError` if there is not enough memory.
+        If the backend keeps memory, the KV cache is in `kv_file`, possibly with a predecessor's pages; with several
+        ranks only if it has nothing else than pages. Raises `BootError` if there is not enough memory.
         """
         main, target, memory = self.models["main"], self.target, None
         target.backend.bind(main.config, target.placement, target.place)
-        if kv_file is not None and target.backend.keeps_memory:
+        factories, plan, everyone = self._make_factories(report), self._plan_caches(), target.pipeline.everyone
+        if kv_file is not None and target.backend.keeps_memory and (everyone.size == 1 or plan.has_only_pages):
             memory = KVMemory(kv_file, memory_identity(main.config, main.decoder.model, target.placement))
-        factories, plan = self._make_factories(report), self._plan_caches()
         num_pages = self._count_pages(factories, plan, memory)
         report("allocating the KV cache", None)
         plan.log(num_pages)
         caches, runners, degraded = plan.allocate(num_pages, memory), dict[Role, Runner](), list[str]()
+        if memory is not None and everyone.size > 1:
+            memory.lost_pages = find_lost_pages(memory, main.config.cache.block_size, everyone)
         for role, factory in factories.items():
             runners[role] = factory.make_runner(caches[role])
             if not self.is_warm:
@@ -96,6 +99,8 @@ class LoadedModels:
             page_bytes = -(-plan.sizes.num_bytes(least) // least)
             num_pages = plan.choose_num_pages(factories["main"].measure_cache_bytes(make_runner, page_bytes))
         (num_pages,) = self.target.pipeline.everyone.smallest([num_pages], self.target.placement.device)
+        if memory is not None and memory.num_pages != num_pages:
+            memory.clear()
         return num_pages
 
 

@@ -1,11 +1,13 @@
 """What the models of an engine take in memory, counted before any weight is read."""
 
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from messages.config.server import Config
 from messages.engine_names import SCHEDULER, rank_name
 from messages.errors import BootError
+from runtime.machine import CGROUP, MEMORY_INFO, find_memory_limit
 from scheduler_proc.computing.backends.backend import Backend
 from scheduler_proc.computing.kv_cache.kv_tensors import GIB
 from scheduler_proc.computing.kv_cache.page_sizes import PageSizes
@@ -43,18 +45,22 @@ def count_needs(
 
 
 def check_memory(config: Config, loaders: Sequence[FamilyLoader], target: Target) -> None:
-    """Raises `BootError` if a machine has too little memory for its stages with one request of full length."""
+    """Raises `BootError` if the stages do not fit into their memory with one request of full length.
+
+    Those under the same limit share its memory: the machine's, or a control group's.
+    """
     needs = count_needs(config, loaders, target, is_loaded=any(loader.has_shared_weights for loader in loaders))
     parts = needs.weight_bytes, needs.step_bytes or 0, needs.sizes.num_bytes(needs.sizes.pages_per_context)
     free_bytes = target.backend.free_bytes(config, target.placement)
-    gathered = target.pipeline.everyone.gather([free_bytes, *parts], target.placement.device)
-    remote = [[rank] for rank in range(1, 1 + config.num_remote_stages)]
-    for ranks in [[rank for rank in range(config.run.num_ranks) if [rank] not in remote], *remote]:
-        _check_machine({rank: gathered[rank] for rank in ranks}, is_remote=ranks in remote)
+    limit_id = zlib.crc32(f"{config.joined_rank} {find_memory_limit(MEMORY_INFO, CGROUP)[1]}".encode())
+    gathered = target.pipeline.everyone.gather([limit_id, free_bytes, *parts], target.placement.device)
+    for shared in dict.fromkeys(own for own, *_ in gathered):
+        needs_of = {rank: of_rank for rank, (own, *of_rank) in enumerate(gathered) if own == shared}
+        _check_limit(needs_of, is_remote=0 < min(needs_of) <= config.num_remote_stages)
 
 
-def _check_machine(needs: Mapping[int, Sequence[int]], *, is_remote: bool) -> None:
-    """`needs`, by rank: the free bytes of its machine, and what the rank needs for each purpose."""
+def _check_limit(needs: Mapping[int, Sequence[int]], *, is_remote: bool) -> None:
+    """`needs`, by rank: the free bytes, and what the rank needs for each purpose."""
     free_bytes, num_bytes = min(free for free, *_ in needs.values()), sum(sum(own) for _, *own in needs.values())
     if num_bytes <= free_bytes:
         return

@@ -32,10 +32,11 @@ class PageMemory(Protocol):
     """Memory of pages that outlives the process.
 
     `notes`: bytes that outlive it, too; initially zeros. There are at least 80 per page, 4 per token, and 16 per window
-    page and per state slot.
+    page and per state slot. `lost_pages`: those of which another rank has lost its part.
     """
 
     notes: memoryview
+    lost_pages: Collection[int]
 
     def checksum(self, page: int, *, is_window: bool = False) -> int:
         """Returns a 64-bit checksum of K and V of a page or a window page."""
@@ -212,6 +213,8 @@ class PageJournal(PageObserver):
         return followers
 
     def _is_intact(self, page: int, record: Record) -> bool:
+        if page in self._memory.lost_pages:
+            return False
         start = page * self._num_bytes
         seal = _seal_of(page, bytes(self._records[start : start + self._num_bytes]))
         return seal == self._seals[page] and record.checksum == self._memory.checksum(page)

@@ -73,7 +73,7 @@ def test_a_stage_has_the_cores_of_its_machine_alone(tmp_path: Path):
     head = msgspec.structs.replace(head, run=run, num_remote_stages=2)
     assert head.local_ranks == (0, 3)
     admitted = msgspec.structs.replace(admitted, name="rank2-4", config=msgspec.json.encode(head))
-    config = make_config(admitted, options(), Console())
+    config = make_config(admitted, options(), Console(), no_fetch)
     assert (config.local_ranks, config.run.data_parallel, config.first_engine) == ((2,), 1, 4)
 
 

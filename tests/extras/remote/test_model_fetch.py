@@ -23,7 +23,7 @@ from extras.remote.join_keys import HeadKeys, JoinKeys, make_keys
 from extras.remote.messages import ToProxy, TurnedAway
 from extras.remote.model_fetch import ModelFetch, models_dir
 from extras.remote.secure_channels import HeadChannel
-from extras.remote.session import NoHeadError, Session
+from extras.remote.session import NoHeadError, RefusedError, Session
 from messages.config.server import Config, ModelFacts, RunConfig
 from messages.errors import BootError
 from runtime.stage_files import ALL_LAYERS
@@ -184,7 +184,7 @@ def test_without_the_key_nothing_is_sent(model_dir: Path, keys: tuple[HeadKeys, 
     good, (_, other) = keys[1], make_keys()
     bad = JoinKeys(good.head_public, other.public, other.secret)
     with joined(model_dir, (keys[0], bad)) as (head, session):
-        with pytest.raises(BootError, match="does not know this key"):
+        with pytest.raises(RefusedError, match="does not know this key"):
             fetch(session)
         assert head.num_bytes == 0
     assert not models_dir().exists()

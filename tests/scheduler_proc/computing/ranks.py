@@ -2,20 +2,23 @@
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
 
 from messages.ring.steps import Batch
+from scheduler_proc.computing.kv_cache.page_sums import PageSums
 from scheduler_proc.computing.load_runner import load_models
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.rank_process import RankLoop
 from tests.checkpoints import make_config
 
 TIMEOUT_S = 60.0
+NO_FILES: Mapping[int, Path] = MappingProxyType({})
 
 
 def no_report(text: str, fraction: float | None) -> None:
@@ -42,11 +45,19 @@ class QueueNeighbours(NamedTuple):
 
 @contextmanager
 def ranks_of(
-    path: Path, num_ranks: int, ranks_file: Path, num_stages: int = 1, *, num_remote_stages: int = 0, **flags: Any
+    path: Path,
+    num_ranks: int,
+    ranks_file: Path,
+    num_stages: int = 1,
+    kv_files: Mapping[int, Path] = NO_FILES,
+    *,
+    num_remote_stages: int = 0,
+    **flags: Any,
 ) -> Iterator[list[Runner]]:
     """Loads the checkpoint on `num_ranks` ranks in each stage, which all run the steps of the first rank.
 
-    With remote stages, ranks send in a ring, as if they were on other machines. Raises what any rank raises.
+    `kv_files` are the files in memory of their KV caches, if these outlive them. With remote stages, ranks send in a
+    ring, as if they were on other machines. Raises what any rank raises.
     """
     parallel = {"tensor_parallel": num_ranks, "pipeline_parallel": num_stages}
     config = make_config(path, **parallel, boot_timeout_s=TIMEOUT_S, **flags)
@@ -63,9 +74,10 @@ def ranks_of(
             neighbours = QueueNeighbours(queues[rank], queues[(rank + 1) % num_ranks]) if num_remote_stages else None
             here = msgspec.structs.replace(config, joined_rank=rank if rank <= num_remote_stages else 0)
             model = load_models(here, no_report, rank=rank, ranks_file=ranks_file, neighbours=neighbours)
-            runners[rank] = model.make_runner(no_report, publish=publish if rank == 0 else None)
+            runners[rank] = model.make_runner(no_report, kv_files.get(rank), publish if rank == 0 else None)
             have_loaded.wait()
-            loop = RankLoop(runners[rank])
+            memory = runners[rank].page_memory
+            loop = RankLoop(runners[rank], None if memory is None else PageSums(memory, config.cache.block_size))
             while (batch := steps[rank].get()) is not None:
                 loop.run(batch)
         except BaseException as error:
