@@ -68,17 +68,17 @@ def place_layers(
     if not found:
         stages, reason = _compare(config, model, target, find_segments)
         if file is not None:
-            text = _keep(file, f"{','.join(str(len(layers)) for layers in stages)} layers ({reason})")
+            text = _keep(file, f"{counts}: {','.join(str(len(layers)) for layers in stages)} layers ({reason})")
         found = _share_counts(text, target)
     pipeline.split = text
     if text:
-        log.info("--stages %s: %s", counts, text)
+        log.info("--stages %s", text)
     return split_layers(model, num_stages, found)
 
 
 def _share_counts(text: str, target: Target) -> str:
-    """Returns the counts with which the scheduler's text begins, on all ranks; empty if it has none."""
-    counts = [int(count) for count in text.partition(" ")[0].split(",") if count]
+    """Returns the counts that the scheduler's text has, on all ranks; empty if it has none."""
+    counts = [int(count) for count in text.partition(": ")[2].partition(" ")[0].split(",") if count]
     pipeline = target.pipeline
     found, *_ = pipeline.everyone.gather(counts or [0] * pipeline.place.num_stages, target.placement.device)
     return ",".join(map(str, found)) if any(found) else ""

@@ -61,7 +61,7 @@ def test_a_slow_machine_gets_fewer_layers_for_the_whole_run(model: Path, monkeyp
     assert sum(layers) == 12
     assert layers[1] < layers[0]
     assert sorted(measured) == [0, 1, 2]
-    assert text.startswith(f"{','.join(map(str, layers))} layers (machines are not alike: rank1 ")
+    assert text.startswith(f"auto: {','.join(map(str, layers))} layers (machines are not alike: rank1 ")
     assert "10 GB/s" in text
     assert "rank2 " in text
     assert "4 GB/s" in text
