@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -27,11 +27,13 @@ from scheduler_proc.computing.model.stages import model_parameters
 MIN_WEIGHTS = 1 << 23
 """Smaller models are not measured: reading and multiplying weights is a small part of their time."""
 
-MEASURED_BYTES, MEASURED_S = 64 << 20, 0.1
-"""The bytes of weights that are multiplied in turns, more than most caches hold, and how long."""
+MEASURED_BYTES, MEASURED_S = 32 << 20, 0.08
+"""The bytes of weights that are multiplied in turns, more than a core's caches hold, and the seconds of each time."""
 
-MANY_ROWS = 64
-NUM_HOPS = 5
+MANY_ROWS = 32
+NUM_TIMES, NUM_HOPS = 2, 5
+"""The best of these times counts: other programs disturb some."""
+
 LEAST_SHARE = 0.8
 """Machines count as alike if each does at least this share of the fastest one's work."""
 
@@ -106,17 +108,19 @@ def _compare(
     segments = find_segments() or {}
     is_measured = sum(costs) >= MIN_WEIGHTS
     speed = measure(model, target, segments) if is_measured else Speed(1, 1, 1)
-    memory = crc32("".join(path.read_text() for path in MACHINE_FILES if path.exists()).encode())
-    own = [*speed, memory, target.backend.free_bytes(config, target.placement)]
+    memory = "".join(path.read_text() for path in MACHINE_FILES if path.exists())
+    cores = f"{memory} {sorted(os.sched_getaffinity(0))} {torch.get_num_threads()}"
+    own = [*speed, *(crc32(text.encode()) for text in (cores, memory))]
+    own.append(target.backend.free_bytes(config, target.placement))
     gathered = pipeline.everyone.gather(own, target.placement.device)
     # The scheduler's stage is the last one, and has the first ranks.
     by_stage = [gathered[number : number + num_ranks] for number in range(0, len(gathered), num_ranks)]
     by_stage = by_stage[1:] + by_stage[:1]
-    speeds = [Speed(*map(min, zip(*(numbers[:3] for numbers in ranks), strict=True))) for ranks in by_stage]
+    speeds = [_find_speed(ranks, gathered) for ranks in by_stage]
     rates = [speed.read if counts == "one-stream" else speed.multiplied for speed in speeds]
     are_alike = min(rates) >= LEAST_SHARE * max(rates)
     machines = [
-        Machine(1 if are_alike else round(FASTEST * max(rates) / rate), *ranks[0][3:])
+        Machine(1 if are_alike else round(FASTEST * max(rates) / rate), *ranks[0][4:])
         for rate, ranks in zip(rates, by_stage, strict=True)
     ]
     stages = split_layers(model, num_stages, counts, machines, _count_sizes(config, model, target, segments))
@@ -133,8 +137,14 @@ def _compare(
     return stages, f"machines are {'' if are_alike else 'not '}alike: {'; '.join(texts)}"
 
 
+def _find_speed(ranks: Sequence[Sequence[int]], everyone: Sequence[Sequence[int]]) -> Speed:
+    """Returns the speed of these ranks of a stage; ranks with the same cores are as fast as the fastest of them."""
+    of_ranks = [[rank[:3] for rank in everyone if rank[3] == cores] for *_, cores, _, _ in ranks]
+    return Speed(*map(min, zip(*(map(max, zip(*alike, strict=True)) for alike in of_ranks), strict=True)))
+
+
 def measure(model: ModelDescription, target: Target, segments: Segments) -> Speed:
-    """Measures this process with weights of the shape and format of the model's largest, for 2 * `MEASURED_S`."""
+    """Measures this process with weights of the shape and format of the model's largest, for about 0.5 s."""
     placement, place = target.placement, target.pipeline.place
     found = [one for one in model_parameters(model, range(1)) if one.role in ("linear", "experts")]
     parameter = max(found, key=lambda one: prod(one.shape))
@@ -163,7 +173,7 @@ def measure(model: ModelDescription, target: Target, segments: Segments) -> Spee
         return num_times / (time.monotonic() - begin_s)
 
     with torch.inference_mode():
-        one, many = multiply(1), multiply(MANY_ROWS)
+        one, many = (max(multiply(num_rows) for _ in range(NUM_TIMES)) for num_rows in (1, MANY_ROWS))
     return Speed(round(one * num_bytes), round(one * num_weights), round(many * MANY_ROWS * num_weights))
 
 

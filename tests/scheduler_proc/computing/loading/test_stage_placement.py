@@ -1,7 +1,9 @@
 """Stages on machines of different speed and memory: their layers, the reason, and that a restart changes neither."""
 
+import itertools
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -32,8 +34,9 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def set_speeds(monkeypatch: pytest.MonkeyPatch, *by_stage: Speed) -> list[int]:
-    """Gives the stages these speeds; returns the list of stages that are measured from now on."""
-    measured = list[int]()
+    """Gives the stages these speeds on cores and memory of their own; returns a list of the stages measured next."""
+    measured, numbers = list[int](), itertools.count()
+    monkeypatch.setattr(stage_placement, "crc32", lambda _: next(numbers))
 
     def find_speed(_: Any, target: Target, __: Any) -> Speed:
         measured.append(target.pipeline.place.stage)
@@ -79,6 +82,10 @@ def test_alike_machines_get_equal_work(model: Path, monkeypatch: pytest.MonkeyPa
     (model / "split").unlink()
     set_speeds(monkeypatch, *noisy[::-1])
     assert load(model, 2)[0] == layers
+    (model / "split").unlink()
+    set_speeds(monkeypatch, FAST, SLOW)
+    monkeypatch.setattr(stage_placement, "crc32", crc32)
+    assert load(model, 2)[0] == layers, "on the same cores one was only disturbed"
 
 
 def test_one_stream_is_computed_where_it_is_fastest_as_far_as_memory_allows(
@@ -87,8 +94,7 @@ def test_one_stream_is_computed_where_it_is_fastest_as_far_as_memory_allows(
     set_speeds(monkeypatch, FAST, SLOW)
     assert load(model, 2, stages="one-stream")[0] == [11, 1]
     (model / "split").unlink()
-    of_layer, memories = 1 << 50, iter(range(2))
-    monkeypatch.setattr(stage_placement, "crc32", lambda _: next(memories))
+    of_layer = 1 << 50
     monkeypatch.setattr(stage_placement, "_count_sizes", lambda *_: Sizes([of_layer] * 12))
     monkeypatch.setattr(CpuBackend, "free_bytes", lambda *_: 7 * of_layer)
     assert load(model, 2, stages="one-stream")[0] == [7, 5]
