@@ -1,8 +1,10 @@
 """An engine of two ranks, or of two stages, with streams: text stays exact, whichever process dies."""
 
+import re
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.ring.client import ADMIN_KEY, RingClient
@@ -43,3 +45,20 @@ def test_streams_continue_exactly_when_any_rank_dies(ring: RingClient, requests:
             assert all("memfd:sluice-weights" in path for path in kept)
     ring.wait_until_empty()
     assert ring.status("rank1")["gauges"]["steps"] > 0
+
+
+def test_options_of_requests_give_the_same_texts(ring: RingClient, plain_ring: RingClient, tiny_checkpoint: Path):
+    """A grammar, penalties, biases, and the logprobs of output and prompt."""
+    drawn = {"temperature": 0.8, "seed": 7, "presence_penalty": 0.7, "frequency_penalty": 0.4}
+    asked: list[dict[str, Any]] = [
+        {"structured_outputs": {"regex": "[a-c]{4}-[0-9]{3}"}, "repetition_penalty": 1.2, **drawn},
+        {"temperature": 0.0, "logprobs": 3, "logit_bias": {"70": 9.5}},
+        {"temperature": 0.0, "prompt_logprobs": 2, "bad_words": ["a"], "min_p": 0.1},
+    ]
+    for fields in asked:
+        body = {"model": tiny_checkpoint.name, "prompt": "Name a king.", "max_tokens": 16, **fields}
+        staged, alone = (httpx.post(f"{one.url}/v1/completions", json=body, timeout=60) for one in (ring, plain_ring))
+        assert staged.status_code == 200, staged.text
+        assert staged.json()["choices"] == alone.json()["choices"]
+        if "structured_outputs" in fields:
+            assert re.fullmatch("[a-c]{4}-[0-9]{3}", staged.json()["choices"][0]["text"])
