@@ -1,4 +1,4 @@
-"""What an event of the live stream says of stages."""
+"""The lines about stages in an event of the live stream."""
 
 from extras.live.traffic import UNKNOWN_COST
 from extras.live.view import LiveState, make_event, make_process
