@@ -11,6 +11,7 @@ from zlib import crc32
 
 import torch
 
+from kernels.arguments.block_rows import Segment
 from kernels.formats.weight_format import Weight
 from messages.config.server import Config
 from messages.engine_names import SCHEDULER, rank_name
@@ -64,12 +65,13 @@ def place_layers(
     pipeline, counts, num_stages = target.pipeline, config.run.stages, target.pipeline.place.num_stages
     if counts not in MEASURED:
         return split_layers(model, num_stages, counts)
-    file = None if target.place.rank or target.place.ranks_file is None else target.place.ranks_file.with_name("split")
-    text = file.read_text(encoding="ascii") if file is not None and file.exists() else ""
+    assert target.place.ranks_file is not None
+    file, is_scheduler = target.place.ranks_file.with_name("split"), not target.place.rank
+    text = file.read_text(encoding="ascii") if is_scheduler and file.exists() else ""
     found = _share_counts(text, target)
     if not found:
         stages, reason = _compare(config, model, target, find_segments)
-        if file is not None:
+        if is_scheduler:
             text = _keep(file, f"{counts}: {','.join(str(len(layers)) for layers in stages)} layers ({reason})")
         found = _share_counts(text, target)
     pipeline.split = text
@@ -149,13 +151,14 @@ def measure(model: ModelDescription, target: Target, segments: Segments) -> Spee
     found = [one for one in model_parameters(model, range(1)) if one.role in ("linear", "experts")]
     parameter = max(found, key=lambda one: prod(one.shape))
     part, forms = parameter.part(place.rank, place.num_ranks), segments.get(parameter.name, ())
-    weight_format = choose_format(parameter, part, placement, forms)
+    form = forms[0].form if forms else NUMBERS
+    weight_format = choose_format(parameter, part, placement, [Segment(form, parameter.shape[0])])
     num_inputs = part.shape[1]
     shape = min(part.shape[0], MEASURED_BYTES // num_inputs), num_inputs
     weights, num_bytes = list[Weight](), 0
     while num_bytes < MEASURED_BYTES:
         weight = weight_format.allocate(shape, placement.dtype, placement.device)
-        weight.set_rows(0, make_zeros(shape, weight_format, forms[0].form if forms else NUMBERS))
+        weight.set_rows(0, make_zeros(shape, weight_format, form))
         weights.append(weight.finish())
         num_bytes += weights[-1].stored.nbytes
     linears, num_weights = [weight.linear(None, None) for weight in weights], len(weights) * prod(shape)

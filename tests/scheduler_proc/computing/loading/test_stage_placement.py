@@ -18,6 +18,7 @@ from scheduler_proc.computing.loading.target import Target, find_target
 from scheduler_proc.computing.model.stage_split import Sizes
 from scheduler_proc.computing.runner import Runner
 from tests.checkpoints import build_checkpoint, make_config
+from tests.gguf_models import build_block_model
 from tests.scheduler_proc.computing.ranks import no_report, ranks_of
 from tests.scheduler_proc.computing.test_ranks import decoder_of
 
@@ -110,3 +111,17 @@ def test_a_process_measures_itself(model: Path, flags: dict[str, Any], monkeypat
     assert 10**7 < speed.read < speed.multiplied < 10**12
     per_weight = speed.read_bytes / speed.read
     assert per_weight == pytest.approx({"int8": 1, "bfloat16": 2}.get("".join(flags.values()), 4), rel=0.3)
+
+
+@pytest.mark.parametrize("forms", [("Q4_K",), ("Q6_K", "Q8_0")])
+def test_weights_in_blocks_are_measured(
+    model: Path, forms: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parts of a weight may be in several forms."""
+    monkeypatch.setattr(stage_placement, "MEASURED_BYTES", 1 << 20)
+    monkeypatch.setattr(stage_placement, "MEASURED_S", 0.01)
+    path = build_block_model(tmp_path, "llama-mha", lambda name: forms[0] if "up" in name else forms[-1]).path
+    layers, text = load(path, 2)
+    assert layers == [1, 1]
+    assert "alike: rank1 " in text
+    assert " GB/s, 32 rows " in text
