@@ -154,7 +154,7 @@ def measure(model: ModelDescription, target: Target, segments: Segments) -> Spee
     form = forms[0].form if forms else NUMBERS
     weight_format = choose_format(parameter, part, placement, [Segment(form, parameter.shape[0])])
     num_inputs = part.shape[1]
-    shape = min(part.shape[0], MEASURED_BYTES // num_inputs), num_inputs
+    shape = min(part.shape[0], MEASURED_BYTES // num_inputs // MANY_ROWS * MANY_ROWS), num_inputs
     weights, num_bytes = list[Weight](), 0
     while num_bytes < MEASURED_BYTES:
         weight = weight_format.allocate(shape, placement.dtype, placement.device)

@@ -17,6 +17,7 @@ from scheduler_proc.computing.backends.cpu import cores
 from scheduler_proc.computing.backends.cpu.backend import CpuBackend
 from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.loading import stage_placement
 from scheduler_proc.computing.loading.checkpoint import Checkpoint
 from scheduler_proc.computing.loading.roles import find_configs
 from scheduler_proc.computing.loading.sources.tensor_file import StoredTensor
@@ -101,9 +102,11 @@ OTHERS = [
 
 @pytest.mark.parametrize(("variant", "num_stages"), list(zip(OTHERS, cycle((2, 3, 4)))))
 def test_stages_of_every_architecture_give_the_tokens_of_one_process(
-    tmp_path: Path, variant: str, num_stages: int
+    tmp_path: Path, variant: str, num_stages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model of few layers has fewer stages."""
+    """A model of few layers has fewer stages. Each stage measures its machine with weights of the model's form."""
+    for name, least in {"MIN_WEIGHTS": 0, "MEASURED_BYTES": 1 << 16, "MEASURED_S": 0.0}.items():
+        monkeypatch.setattr(stage_placement, name, least)
     build_checkpoint(tmp_path, variant)
     config = make_config(tmp_path)
     alone = load_runner(config, no_report)
@@ -113,6 +116,7 @@ def test_stages_of_every_architecture_give_the_tokens_of_one_process(
     expected = generate(alone, prompts, 3, SCHEDULE)
     with ranks_of(tmp_path, 1, tmp_path / "ranks", num_stages) as (leader, *_):
         assert generate(leader, prompts, 3, SCHEDULE) == expected
+        assert "alike: rank1 " in leader.placement["stages"]
 
 
 @pytest.mark.parametrize(("num_stages", "dtype"), [(2, "float32"), (3, "bfloat16")])

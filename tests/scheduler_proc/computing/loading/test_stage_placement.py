@@ -101,7 +101,7 @@ def test_one_stream_is_computed_where_it_is_fastest_as_far_as_memory_allows(
     assert load(model, 2, stages="one-stream")[0] == [7, 5]
 
 
-@pytest.mark.parametrize("flags", [{}, {"quantization": "int8"}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize("flags", [{}, {"quantization": "int8"}, {"quantization": "int4"}, {"dtype": "bfloat16"}])
 def test_a_process_measures_itself(model: Path, flags: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage_placement, "MEASURED_BYTES", 1 << 20)
     monkeypatch.setattr(stage_placement, "MEASURED_S", 0.01)
@@ -110,7 +110,9 @@ def test_a_process_measures_itself(model: Path, flags: dict[str, Any], monkeypat
     speed = measure(decoder_of(load_runner(config, no_report)).model, target, {})
     assert 10**7 < speed.read < speed.multiplied < 10**12
     per_weight = speed.read_bytes / speed.read
-    assert per_weight == pytest.approx({"int8": 1, "bfloat16": 2}.get("".join(flags.values()), 4), rel=0.3)
+    assert per_weight == pytest.approx(
+        {"int4": 0.56, "int8": 1, "bfloat16": 2}.get("".join(flags.values()), 4), rel=0.3
+    )
 
 
 @pytest.mark.parametrize("forms", [("Q4_K",), ("Q6_K", "Q8_0")])
