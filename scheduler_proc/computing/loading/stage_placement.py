@@ -44,6 +44,9 @@ FASTEST = 64
 MACHINE_FILES = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/cgroup")
 """Processes that read the same in these share the memory that they find free."""
 
+MACHINES = 1 << 31
+"""Bounds the digests of what identifies the cores and the memory of a process."""
+
 log = logging.getLogger("sluice.stages")
 
 
@@ -112,8 +115,8 @@ def _compare(
     speed = measure(model, target, segments) if is_measured else Speed(1, 1, 1)
     memory = "".join(path.read_text() for path in MACHINE_FILES if path.exists())
     cores = f"{memory} {sorted(os.sched_getaffinity(0))} {torch.get_num_threads()}"
-    own = [*speed, *(crc32(text.encode()) for text in (cores, memory))]
-    own.append(target.backend.free_bytes(config, target.placement))
+    machine = (crc32(cores.encode()) % MACHINES) * MACHINES + crc32(memory.encode()) % MACHINES
+    own = [*speed, machine, target.backend.free_bytes(config, target.placement)]
     gathered = pipeline.everyone.gather(own, target.placement.device)
     # The scheduler's stage is the last one, and has the first ranks.
     by_stage = [gathered[number : number + num_ranks] for number in range(0, len(gathered), num_ranks)]
@@ -122,8 +125,8 @@ def _compare(
     rates = [speed.read if counts == "one-stream" else speed.multiplied for speed in speeds]
     are_alike = min(rates) >= LEAST_SHARE * max(rates)
     machines = [
-        Machine(1 if are_alike else round(FASTEST * max(rates) / rate), *ranks[0][4:])
-        for rate, ranks in zip(rates, by_stage, strict=True)
+        Machine(1 if are_alike else round(FASTEST * max(rates) / rate), machine % MACHINES, free_bytes)
+        for rate, ((*_, machine, free_bytes), *_) in zip(rates, by_stage, strict=True)
     ]
     stages = split_layers(model, num_stages, counts, machines, _count_sizes(config, model, target, segments))
     if not is_measured:
@@ -141,7 +144,7 @@ def _compare(
 
 def _find_speed(ranks: Sequence[Sequence[int]], everyone: Sequence[Sequence[int]]) -> Speed:
     """Returns the speed of these ranks of a stage; ranks with the same cores are as fast as the fastest of them."""
-    of_ranks = [[rank[:3] for rank in everyone if rank[3] == cores] for *_, cores, _, _ in ranks]
+    of_ranks = [[rank[:3] for rank in everyone if rank[3] == machine] for *_, machine, _ in ranks]
     return Speed(*map(min, zip(*(map(max, zip(*alike, strict=True)) for alike in of_ranks), strict=True)))
 
 
