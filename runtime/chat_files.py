@@ -26,7 +26,7 @@ class ChatFiles:
     """`templates` by name, "default" if a model has only one. `special_tokens` by name, such as `bos_token`.
 
     `response_template` defines how to parse the model's answers (as in `transformers`); `None` if it is not given.
-    `image_marker` and `image_part`: the fields of the model's `ImageRule`, empty if it reads no images.
+    `image_marker` and `image_part`: the fields of the model's `Rule`, empty if it reads no images.
     """
 
     templates: dict[str, str]

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
-from extras.batches.files_api import Page, StoreApi, on_disk, page_of, read_query
+from extras.batches.files_api import Page, StoreApi, client_of, on_disk, page_of, read_query
 from extras.batches.lines import ENDPOINTS
 from extras.batches.records import BatchRecord, ExpiresAfter
 from extras.batches.store import BatchStore
@@ -17,7 +17,6 @@ from frontend.http.body import BodyDecoder
 from frontend.http.field_names import UnknownFields
 from frontend.http.responses import JsonReply
 from frontend.requests.client import Client
-from frontend.requests.trace import trace_of
 from messages.errors import ErrorInfo, RequestError, bad_request, quoted
 
 MAX_OPEN = 100
@@ -68,25 +67,22 @@ class BatchApi(StoreApi):
             raise bad_request(
                 f"endpoint must be one of {', '.join(ENDPOINTS)}, got {quoted(body.endpoint)}", "endpoint"
             )
-        client = trace_of(request.scope).client
-        return JsonReply(await on_disk(lambda: _create(store, body, client)))
+        return JsonReply(await on_disk(lambda: _create(store, body, client_of(request))))
 
     async def list_batches(self, request: Request) -> JsonReply:
         """Raises `RequestError` (400)."""
         query = read_query(request, "after", "limit")
-        client = trace_of(request.scope).client
+        client = client_of(request)
         page = await on_disk(lambda: page_of(self._store.list_batches(client), query, DEFAULT_LIMIT, MAX_LIMIT))
         return JsonReply(BatchList(**page))
 
     async def show(self, request: Request) -> JsonReply:
         """Raises `RequestError` (404)."""
-        client = trace_of(request.scope).client
-        return JsonReply(await on_disk(partial(self._store.find_batch, request.path_params["id"], client)))
+        return JsonReply(await on_disk(partial(self._store.find_batch, request.path_params["id"], client_of(request))))
 
     async def cancel(self, request: Request) -> JsonReply:
         """Raises `RequestError`: 404, 409 for one that has ended."""
-        client = trace_of(request.scope).client
-        return JsonReply(await on_disk(partial(_cancel, self._store, request.path_params["id"], client)))
+        return JsonReply(await on_disk(partial(_cancel, self._store, request.path_params["id"], client_of(request))))
 
 
 def _create(store: BatchStore, body: BatchBody, client: Client) -> BatchRecord:

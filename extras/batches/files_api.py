@@ -19,6 +19,7 @@ from extras.batches.store import KEEP_S, MAX_FILES, BatchStore
 from frontend.errors import not_found
 from frontend.http.query import read_count
 from frontend.http.responses import FileReply, JsonReply
+from frontend.requests.client import Client
 from frontend.requests.trace import trace_of
 from messages.errors import ErrorInfo, RequestError, bad_request, quoted
 
@@ -97,7 +98,7 @@ class FilesApi(StoreApi):
                 await on_disk(partial(upload.reserve, int(length)))
             await self._read(request, form)
             checked = _check_form(form)
-            key = trace_of(request.scope).client.key
+            key = client_of(request).key
             return JsonReply(await on_disk(lambda: store.add_file(upload, *checked, key)))
         finally:
             await run_whole(upload.close)
@@ -123,8 +124,7 @@ class FilesApi(StoreApi):
         """Raises `RequestError` (400)."""
         query = read_query(request, "purpose", "limit", "order", "after")
         purpose = query.get("purpose")
-        client = trace_of(request.scope).client
-        records = await on_disk(lambda: list(self._store.list_files(client)))
+        records = await on_disk(lambda: list(self._store.list_files(client_of(request))))
         if query.get("order") == "asc":
             records.reverse()
         elif query.get("order", "desc") != "desc":
@@ -144,13 +144,16 @@ class FilesApi(StoreApi):
     async def delete(self, request: Request) -> JsonReply:
         """Raises `RequestError` (404)."""
         file_id: str = request.path_params["id"]
-        await on_disk(partial(self._store.delete_file, file_id, trace_of(request.scope).client))
+        await on_disk(partial(self._store.delete_file, file_id, client_of(request)))
         return JsonReply(FileDeleted(file_id))
 
     async def _find(self, request: Request) -> FileRecord:
         """Raises `RequestError` (404)."""
-        client = trace_of(request.scope).client
-        return await on_disk(partial(self._store.find_file, request.path_params["id"], client))
+        return await on_disk(partial(self._store.find_file, request.path_params["id"], client_of(request)))
+
+
+def client_of(request: Request) -> Client:
+    return trace_of(request.scope).client
 
 
 def read_query(request: Request, *names: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ from msgspec import Meta
 from frontend.api.answers.pooled import open_pooled, pooled_reply
 from frontend.api.parameters.adapter_names import find_adapter, salt_for
 from frontend.api.parameters.foreign_fields import FOREIGN
-from frontend.api.parameters.generation_body import REQUEST_ID_TEXT, NumKept, RequestId, RequestReader, Side
+from frontend.api.parameters.generation_body import NumKept, RequestId, RequestReader, Side, checked_truncation
 from frontend.api.parameters.sampling import INT64_TEXT, Int64, Salt, Seconds
 from frontend.extras import FrontendContext
 from frontend.http.field_names import NameRules
@@ -47,7 +47,7 @@ class PooledFields(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[str | None, Meta(description="a string, one of the names in /v1/models")] = None
     truncate_prompt_tokens: NumKept = None
     truncation_side: Side = None
-    request_id: Annotated[RequestId | None, Meta(description=REQUEST_ID_TEXT)] = None
+    request_id: RequestId = None
     priority: Annotated[Int64 | None, Meta(description=INT64_TEXT)] = None
     cache_salt: Annotated[Salt | None, Meta(description="a string of 1 to 128 characters")] = None
     timeout_s: Annotated[Seconds | None, Meta(description="a number of seconds above 0")] = None
@@ -113,16 +113,9 @@ class PooledCalls:
         )
 
     def _truncation(self, body: PooledFields) -> Truncation | None:
-        num_kept, most = body.truncate_prompt_tokens, self._facts.max_model_len
-        if num_kept is None:
-            return None
-        if num_kept == 0 or num_kept > most:
-            raise bad_request(
-                f"truncate_prompt_tokens must be a whole number from 1 to {most}, or -1 for the model's length, "
-                f"got {num_kept}",
-                "truncate_prompt_tokens",
-            )
-        return Truncation(most if num_kept < 0 else num_kept, body.truncation_side or "right")
+        most, side = self._facts.max_model_len, body.truncation_side or "right"
+        num_kept = most if body.truncate_prompt_tokens == -1 else body.truncate_prompt_tokens
+        return checked_truncation(num_kept, side, most, "the model's length")
 
     def reply(
         self,

@@ -42,10 +42,6 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def digest(self) -> bytes:
         return bytes.fromhex(self.hash.removeprefix(HASH_PREFIX))
 
-    @property
-    def has_limits(self) -> bool:
-        return (self.requests_per_minute or self.tokens_per_minute or self.max_running) is not None
-
 
 def new_key() -> str:
     """Returns a random key of 256 bits, whose hash cannot be reversed by guessing."""

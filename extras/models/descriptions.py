@@ -13,6 +13,7 @@ from extras.models.config import ModelsConfig
 from extras.models.description import read_description, write_description
 from extras.models.messages import Description
 from extras.models.model_server import ModelServer
+from runtime.child_process import lower_limit
 from runtime.forked_process import fork
 from runtime.lifeline import ask_for_death_signal
 from supervisor.child import how_it_ended
@@ -135,6 +136,5 @@ class Descriptions:
 def _limit(cpu_s: int) -> None:
     """Bounds what this process may take; likewise each of its children."""
     data_bytes = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * resource.getpagesize()
-    for limit, value in ((resource.RLIMIT_CPU, cpu_s), (resource.RLIMIT_DATA, data_bytes + MEMORY_BYTES)):
-        hard = resource.getrlimit(limit)[1]
-        resource.setrlimit(limit, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+    lower_limit(resource.RLIMIT_CPU, cpu_s)
+    lower_limit(resource.RLIMIT_DATA, data_bytes + MEMORY_BYTES)

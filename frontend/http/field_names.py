@@ -58,7 +58,7 @@ class UnknownFields:
         """Returns the warning for an ignored field. Raises `RequestError` (400) with `is_strict`."""
         if self.is_strict:
             raise unknown_field(name)
-        warning = f"the field {shown_name(name)} {what} and is ignored"
+        warning = f"the field {quoted(name)} {what} and is ignored"
         shown = cut(name)
         if shown not in self._logged and len(self._logged) < MAX_LOGGED_NAMES:
             self._logged.add(shown)
@@ -148,11 +148,7 @@ def find_meant(name: str, known: Sequence[str]) -> str | None:
 
 def unknown_field(name: str, meant: str | None = None) -> RequestError:
     hint = f": did you mean {meant}?" if meant else ""
-    return bad_request(f"unknown field {shown_name(name)}{hint}", name[:MAX_QUOTED_CHARS])
-
-
-def shown_name(name: str) -> str:
-    return quoted(name)
+    return bad_request(f"unknown field {quoted(name)}{hint}", name[:MAX_QUOTED_CHARS])
 
 
 def shown(raw: Raw) -> str:

@@ -268,14 +268,8 @@ def watched(service: Service, choices: Iterable[Generation], receive: Receive) -
 
 async def write_until_gone(writing: Coroutine[Any, Any, None], receive: Receive) -> None:
     """Runs `writing` until it ends or the client has left. Propagates its exceptions."""
-    leaving, task = asyncio.create_task(wait_until_gone(receive)), asyncio.create_task(writing)
-    try:
-        await asyncio.wait((leaving, task), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            await task
-    finally:
-        leaving.cancel()
-        task.cancel()
+    with contextlib.suppress(ClientDisconnect):
+        await finish_unless_gone(writing, receive)
 
 
 async def finish_unless_gone(work: Coroutine[Any, Any, T], receive: Receive | None) -> T:

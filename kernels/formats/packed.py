@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.formats.weight_format import AllReduce, Linear, Ranks, Rows, WeightFormat, sum_of_ranks
+from kernels.formats.weight_format import Linear, Ranks, Rows, SimpleWeight, WeightFormat
 from kernels.operations.expert_linear import ExpertLinear, packed_experts
 from kernels.operations.gelu import GeluKind
 from kernels.operations.packed_linear import BLOCK, STEP, allocate_packed, pack_rows, packed_linear, unpack_rows
@@ -28,7 +28,7 @@ def _pad(x_TI: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class PackedWeight:
+class PackedWeight(SimpleWeight):
     """`stored` is [K, I / S, 32, S], its last block is padded with zeros."""
 
     stored: Tensor
@@ -51,17 +51,10 @@ class PackedWeight:
         assert isinstance(rows, Tensor)
         pack_rows(self.stored, first_row, _pad(rows))
 
-    def finish(self, largest_O: Tensor | None = None) -> "PackedWeight":
-        assert largest_O is None
-        return self
-
     def linear(self, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:
         """The GELU is part of the product."""
         packed, num_outputs = self.stored, self.num_outputs
         return lambda x_TI, out_TO=None: packed_linear(_pad(x_TI), packed, bias_O, num_outputs, activation, out_TO)
-
-    def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
-        return sum_of_ranks(self.linear(bias_O, None), all_reduce)
 
     def experts(self, bias_O: Tensor | None, ranks: Ranks | None = None) -> ExpertLinear:
         return lambda x_RI, routes, out_RO=None: packed_experts(self.stored, bias_O, _pad(x_RI), routes, out_RO)

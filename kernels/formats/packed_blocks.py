@@ -15,7 +15,7 @@ from kernels.arguments.packed_blocks import PackedBlocks, packed_bytes
 from kernels.arguments.packed_forms import FORMS
 from kernels.arguments.routes import Routes
 from kernels.cpu.huge_pages import empty_huge
-from kernels.formats.weight_format import AllReduce, Linear, Ranks, Rows, WeightFormat, sum_of_ranks
+from kernels.formats.weight_format import AllReduce, Linear, Ranks, Rows, SimpleWeight, WeightFormat
 from kernels.operations.block_linear import (
     MAX_SEGMENTS,
     block_linear,
@@ -35,7 +35,7 @@ FORM_NAMES = tuple(FORMS)
 
 
 @dataclass(frozen=True)
-class PackedBlocksWeight:
+class PackedBlocksWeight(SimpleWeight):
     """Looked-up rows are in `dtype`."""
 
     blocks: PackedBlocks
@@ -78,7 +78,7 @@ class PackedBlocksWeight:
 
     def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
         if not self._has_token_scales:
-            return sum_of_ranks(self.linear(bias_O, None), all_reduce)
+            return super().row_parallel(bias_O, all_reduce, num_ranks)
 
         def apply(x_TI: Tensor, out_TO: Tensor | None = None, /) -> Tensor:
             mean_T = self._means(x_TI, all_reduce, num_ranks)

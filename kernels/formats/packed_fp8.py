@@ -14,14 +14,14 @@ from kernels.arguments.block_forms import FLOAT_FORMS, FORMS
 from kernels.arguments.block_rows import BlockRows, Segment
 from kernels.arguments.packed_fp8 import PackedFp8, packed_fp8_shape
 from kernels.cpu.huge_pages import empty_huge
-from kernels.formats.weight_format import AllReduce, Linear, Ranks, Rows, WeightFormat, sum_of_ranks
+from kernels.formats.weight_format import Linear, Ranks, Rows, SimpleWeight, WeightFormat
 from kernels.operations.expert_linear import ExpertLinear
 from kernels.operations.fp8_linear import fp8_linear, pack_fp8_rows, unpack_fp8
 from kernels.operations.gelu import GeluKind
 
 
 @dataclass(frozen=True)
-class PackedFp8Weight:
+class PackedFp8Weight(SimpleWeight):
     codes: PackedFp8
 
     @property
@@ -40,17 +40,10 @@ class PackedFp8Weight:
         assert isinstance(rows, BlockRows)
         pack_fp8_rows(self.codes, first_row, rows)
 
-    def finish(self, largest_O: Tensor | None = None) -> "PackedFp8Weight":
-        assert largest_O is None
-        return self
-
     def linear(self, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:
         """The GELU is part of the product."""
         codes = self.codes
         return lambda x_TI, out_TO=None: fp8_linear(x_TI, codes, bias_O, activation, out_TO)
-
-    def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
-        return sum_of_ranks(self.linear(bias_O, None), all_reduce)
 
     def experts(self, bias_O: Tensor | None, ranks: Ranks | None = None) -> ExpertLinear:
         raise AssertionError("experts have other formats")

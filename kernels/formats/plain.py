@@ -14,7 +14,7 @@ from torch.nn import functional
 from kernels.cpu.huge_memory import HUGE_PAGE
 from kernels.cpu.huge_pages import empty_huge
 from kernels.dispatch import is_on_cpu
-from kernels.formats.weight_format import AllReduce, Linear, Ranks, Rows, WeightFormat, sum_of_ranks
+from kernels.formats.weight_format import Linear, Ranks, Rows, SimpleWeight, WeightFormat
 from kernels.operations.expert_linear import ExpertLinear, plain_experts
 from kernels.operations.gelu import GeluKind, gelu
 from kernels.operations.plain_linear import plain_linear
@@ -24,7 +24,7 @@ GELU_ALGORITHMS = {"tanh": "tanh", "exact": "none"}
 
 
 @dataclass(frozen=True)
-class PlainWeight:
+class PlainWeight(SimpleWeight):
     """A parameter of any shape; a matrix is [O, I]."""
 
     stored: Tensor
@@ -42,10 +42,6 @@ class PlainWeight:
         target = self.stored[first_row : first_row + len(rows)]
         target.copy_(rows.reshape(target.shape))
 
-    def finish(self, largest_O: Tensor | None = None) -> "PlainWeight":
-        assert largest_O is None
-        return self
-
     def linear(self, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:
         """bfloat16 weights on a CPU are laid out for oneDNN here, once, and not in each call of `functional.linear`."""
         weight_OI = self.stored
@@ -54,9 +50,6 @@ class PlainWeight:
         if activation is None:
             return lambda x_TI, _=None: plain_linear(x_TI, weight_OI, bias_O)
         return lambda x_TI, _=None: gelu(plain_linear(x_TI, weight_OI, bias_O), activation)
-
-    def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
-        return sum_of_ranks(self.linear(bias_O, None), all_reduce)
 
     def experts(self, bias_O: Tensor | None, ranks: Ranks | None = None) -> ExpertLinear:
         return partial(plain_experts, self.stored, bias_O)

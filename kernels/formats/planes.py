@@ -14,7 +14,7 @@ from kernels.arguments.block_forms import FLOAT_FORMS, FORMS
 from kernels.arguments.block_rows import BlockRows, Segment
 from kernels.arguments.code_planes import CodePlanes
 from kernels.dispatch import has_fp8
-from kernels.formats.weight_format import AllReduce, Linear, Ranks, Rows, sum_of_ranks
+from kernels.formats.weight_format import Linear, Ranks, Rows, SimpleWeight
 from kernels.operations.code_planes import num_plane_bytes, set_planes, view_planes
 from kernels.operations.dequantize_blocks import has_finite_scales
 from kernels.operations.expert_codes import planes_experts
@@ -26,7 +26,7 @@ PLANES = "planes"
 
 
 @dataclass(frozen=True)
-class PlanesWeight:
+class PlanesWeight(SimpleWeight):
     """`parts` lie in `stored`: the planes of each segment, as q, k and v of a GGUF file can have different forms."""
 
     format: "PlanesFormat"
@@ -53,10 +53,6 @@ class PlanesWeight:
                     rows.part(slice(begin - first_row, end - first_row), slice(None)),
                 )
 
-    def finish(self, largest_O: Tensor | None = None) -> "PlanesWeight":
-        assert largest_O is None
-        return self
-
     def linear(self, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:
         """One product a segment, each into its columns of the output."""
         rows = list(self._rows())
@@ -71,9 +67,6 @@ class PlanesWeight:
             return out_TO if activation is None else gelu(out_TO, activation)
 
         return apply
-
-    def row_parallel(self, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
-        return sum_of_ranks(self.linear(bias_O, None), all_reduce)
 
     def experts(self, bias_O: Tensor | None, ranks: Ranks | None = None) -> ExpertLinear:
         (planes,) = self.parts

@@ -87,6 +87,18 @@ class Weight(Protocol):
         ...
 
 
+class SimpleWeight:
+    """The base of weights: ready once their rows are set, and ranks sum what `linear` returns."""
+
+    def finish(self: Weight, largest_O: Tensor | None = None) -> Weight:
+        assert largest_O is None
+        return self
+
+    def row_parallel(self: Weight, bias_O: Tensor | None, all_reduce: AllReduce, num_ranks: int) -> Linear:
+        linear = self.linear(bias_O, None)
+        return lambda x_TI, out_TO=None: all_reduce(linear(x_TI, out_TO))
+
+
 class WeightFormat(Protocol):
     """A format. `name` is unique and identifies it in files of cached weights."""
 
@@ -112,8 +124,3 @@ class QuantizingFormat(WeightFormat, Protocol):
     def quantize(self, values_OI: Tensor) -> Weight:
         """Returns the weight with the quantized values."""
         ...
-
-
-def sum_of_ranks(layer: Linear, all_reduce: AllReduce) -> Linear:
-    """Returns a layer that sums the results of `layer` over all ranks."""
-    return lambda x_TI, out_TO=None: all_reduce(layer(x_TI, out_TO))

@@ -73,24 +73,11 @@ def multiply_expert_codes(
     output_O = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
     row_T = first_row + tl.arange(0, BLOCK_T)
     weight_O = expert * num_outputs + tl.minimum(output_O, num_outputs - 1)
-    acc_OT = multiply_spans(
-        tl.zeros([BLOCK_O, BLOCK_T], tl.float32),
-        x + tl.minimum(row_T, end_row - 1).to(tl.int64) * num_inputs,
-        low,
-        high,
-        scales,
-        scale_factors,
-        minimums,
-        minimum_factors,
-        table,
-        weight_O,
-        num_inputs,
-        num_experts * num_outputs,
-        num_spans,
-        0,
-        num_spans,
-        FORM,
-    )
+    x_T = x + tl.minimum(row_T, end_row - 1).to(tl.int64) * num_inputs
+    planes = low, high, scales, scale_factors, minimums, minimum_factors, table
+    acc_OT = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)
+    all_outputs = num_experts * num_outputs
+    acc_OT = multiply_spans(acc_OT, x_T, planes, weight_O, num_inputs, all_outputs, num_spans, 0, num_spans, FORM)
     if HAS_BIAS:
         acc_OT += tl.load(bias + weight_O).to(tl.float32)[:, None]
     store_tile(out, acc_OT, row_T, output_O, end_row, num_outputs)

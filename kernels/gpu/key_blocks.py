@@ -48,8 +48,8 @@ def load_block(
     key_scales,
     value_scales,
     page_table,
-    key_N,
     first_key,
+    key_N,
     end_key,
     kv_head,
     NUM_KV_HEADS: tl.constexpr,
@@ -75,19 +75,16 @@ def load_block(
     if HAS_SCALES:
         # Its division takes fewer instructions, of which codes have many for their bytes.
         key_N = key_N.to(tl.uint32)
+    key_mask, value_mask = is_dim_D[:, None], is_dim_D[None, :]
     if REACHES_END:
-        page_N = tl.load(page_table + key_N // PAGE_SIZE, mask=is_key_N, other=0).to(tl.int64)
-        slot_N = page_N * PAGE_SIZE + key_N % PAGE_SIZE
-        token_N = slot_N * (NUM_KV_HEADS * HEAD_DIM)
-        key_mask, value_mask = is_key_N[None, :] & is_dim_D[:, None], is_key_N[:, None] & is_dim_D[None, :]
-        key_DN = tl.load(keys + token_N[None, :] + dim_D[:, None], mask=key_mask, other=0.0)
-        value_ND = tl.load(values + token_N[:, None] + dim_D[None, :], mask=value_mask, other=0.0)
+        page_N = tl.load(page_table + key_N // PAGE_SIZE, mask=is_key_N, other=0)
+        key_mask, value_mask = is_key_N[None, :] & key_mask, is_key_N[:, None] & value_mask
     else:
-        page_N = tl.load(page_table + key_N // PAGE_SIZE).to(tl.int64)
-        slot_N = page_N * PAGE_SIZE + key_N % PAGE_SIZE
-        token_N = slot_N * (NUM_KV_HEADS * HEAD_DIM)
-        key_DN = tl.load(keys + token_N[None, :] + dim_D[:, None], mask=is_dim_D[:, None], other=0.0)
-        value_ND = tl.load(values + token_N[:, None] + dim_D[None, :], mask=is_dim_D[None, :], other=0.0)
+        page_N = tl.load(page_table + key_N // PAGE_SIZE)
+    slot_N = page_N.to(tl.int64) * PAGE_SIZE + key_N % PAGE_SIZE
+    token_N = slot_N * (NUM_KV_HEADS * HEAD_DIM)
+    key_DN = tl.load(keys + token_N[None, :] + dim_D[:, None], mask=key_mask, other=0.0)
+    value_ND = tl.load(values + token_N[:, None] + dim_D[None, :], mask=value_mask, other=0.0)
     if HAS_SCALES:
         key_DN, value_ND = key_DN.to(WIDE), value_ND.to(WIDE)
         key_scale_N = load_scales(key_scales, slot_N * NUM_KV_HEADS + kv_head)

@@ -19,13 +19,12 @@ from kernels.gpu.key_blocks import LOG2_E, LOWEST, PRECISION, fold, load_scales,
 from kernels.gpu.latent_launch import LatentShape, find_latent_launch, latent_tiles_of
 from kernels.gpu.launch_table import find_launch
 from kernels.gpu.paged_prefill import add_split
+from kernels.gpu.split_decode import merge_parts
 from kernels.plans.decode_work import launch_shape_of
 from kernels.plans.latent_tiles import LatentTiles
 from kernels.plans.prefill_tiles import TILE_WORDS
 
 _TILE = tl.constexpr(TILE_WORDS)
-_MERGED_AT_A_TIME = tl.constexpr(4)
-"""Parts whose loads do not wait for each other."""
 
 
 def has_latent_kernel(cache: PagedKV, dtype: torch.dtype) -> bool:
@@ -157,40 +156,47 @@ def attend(
     )
     page_table = page_tables + row.to(tl.int64) * table_stride
     plain_MC, scale = widen_query(plain_MC, scale_log2, HAS_SCALES)
-    max_M = tl.full([BLOCK_M], LOWEST, tl.float32)
-    sum_M = tl.zeros([BLOCK_M], tl.float32)
-    acc_MC = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
+    total_max_M, total_sum_M = tl.full([BLOCK_M], LOWEST, tl.float32), tl.zeros([BLOCK_M], tl.float32)
+    total_MC = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
+    max_M, sum_M, acc_MC = total_max_M, total_sum_M, total_MC
     # A piece of fixed launches is a number of splits, any other is one stretch of keys.
     for split in range(tl.cdiv(end_key - first_key, SPLIT) if SPLIT else 1):
         begin = first_key + split * SPLIT
-        own_max_M, own_sum_M, own_MC = _attend_to_keys(
-            plain_MC,
-            rotated_MX,
-            latents,
-            rotated_latents,
-            scales,
-            page_table,
-            last_M,
-            begin,
-            tl.minimum(begin + SPLIT, end_key) if SPLIT else end_key,
-            scale,
-            scale_log2,
-            RANK,
-            ROTATED,
-            SIZE,
-            ROTATED_SIZE,
-            ROTATED_AT,
-            PAGE_SIZE,
-            HAS_SCALES,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_C,
-            BLOCK_X,
-        )
+        end = tl.minimum(begin + SPLIT, end_key) if SPLIT else end_key
+        # The maximum stays `LOWEST` for a token that sees none of these keys.
+        max_M, sum_M = tl.full([BLOCK_M], LOWEST, tl.float32), tl.zeros([BLOCK_M], tl.float32)
+        acc_MC = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
+        for start in range(begin, end, BLOCK_N):
+            key_N = start + tl.arange(0, BLOCK_N)
+            is_key_N = key_N < end
+            page_N = tl.load(page_table + key_N // PAGE_SIZE, mask=is_key_N, other=0).to(tl.int64)
+            slot_N = page_N * PAGE_SIZE + key_N % PAGE_SIZE
+            latent_NC = tl.load(
+                latents + (slot_N * SIZE)[:, None] + dim_C[None, :],
+                mask=is_key_N[:, None] & (dim_C < RANK)[None, :],
+                other=0.0,
+            )
+            rotated_NX = tl.load(
+                rotated_latents + (slot_N * ROTATED_SIZE + ROTATED_AT)[:, None] + dim_X[None, :],
+                mask=is_key_N[:, None] & (dim_X < ROTATED)[None, :],
+                other=0.0,
+            )
+            scale_N = 1.0
+            if HAS_SCALES:
+                latent_NC, rotated_NX = latent_NC.to(plain_MC.dtype), rotated_NX.to(rotated_MX.dtype)
+                scale_N = tl.where(is_key_N, load_scales(scales, slot_N), 1.0)
+                score_MN = tl.dot(plain_MC, tl.trans(latent_NC), input_precision=PRECISION) * scale * scale_N[None, :]
+                score_MN += tl.dot(rotated_MX, tl.trans(rotated_NX), input_precision=PRECISION) * scale_log2
+            else:
+                score_MN = tl.dot(plain_MC, tl.trans(latent_NC), input_precision=PRECISION)
+                score_MN = tl.dot(rotated_MX, tl.trans(rotated_NX), score_MN, input_precision=PRECISION) * scale_log2
+            is_seen_MN = is_key_N[None, :] & (key_N[None, :] <= last_M[:, None])
+            score_MN = tl.where(is_seen_MN, score_MN, float("-inf"))
+            max_M, sum_M, acc_MC = fold(score_MN, latent_NC, scale_N, max_M, sum_M, acc_MC, HAS_SCALES)
         if SPLIT:
-            max_M, sum_M, acc_MC = add_split(own_max_M, own_sum_M, own_MC, max_M, sum_M, acc_MC)
-        else:
-            max_M, sum_M, acc_MC = own_max_M, own_sum_M, own_MC
+            total_max_M, total_sum_M, total_MC = add_split(max_M, sum_M, acc_MC, total_max_M, total_sum_M, total_MC)
+    if SPLIT:
+        max_M, sum_M, acc_MC = total_max_M, total_sum_M, total_MC
     part = tl.load(words + 6)
     if part >= 0:
         part_M = part * tile_rows + place_M
@@ -201,66 +207,6 @@ def attend(
         out_M = (head_M.to(tl.int64) * out_tokens + token_M) * RANK
         out_MC = (acc_MC / sum_M[:, None]).to(out.dtype.element_ty)
         tl.store(out + out_M[:, None] + dim_C[None, :], out_MC, mask=is_used_MC)
-
-
-@triton.jit
-def _attend_to_keys(
-    plain_MC,
-    rotated_MX,
-    latents,
-    rotated_latents,
-    scales,
-    page_table,
-    last_M,
-    first_key,
-    end_key,
-    scale,
-    scale_log2,
-    RANK: tl.constexpr,
-    ROTATED: tl.constexpr,
-    SIZE: tl.constexpr,
-    ROTATED_SIZE: tl.constexpr,
-    ROTATED_AT: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    HAS_SCALES: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_X: tl.constexpr,
-):
-    """Returns maximum, sum and output over some keys, which may be none of a token's: the maximum is then `LOWEST`."""
-    dim_C, dim_X = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_X)
-    max_M = tl.full([BLOCK_M], LOWEST, tl.float32)
-    sum_M = tl.zeros([BLOCK_M], tl.float32)
-    acc_MC = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
-    for start in range(first_key, end_key, BLOCK_N):
-        key_N = start + tl.arange(0, BLOCK_N)
-        is_key_N = key_N < end_key
-        page_N = tl.load(page_table + key_N // PAGE_SIZE, mask=is_key_N, other=0).to(tl.int64)
-        slot_N = page_N * PAGE_SIZE + key_N % PAGE_SIZE
-        latent_NC = tl.load(
-            latents + (slot_N * SIZE)[:, None] + dim_C[None, :],
-            mask=is_key_N[:, None] & (dim_C < RANK)[None, :],
-            other=0.0,
-        )
-        rotated_NX = tl.load(
-            rotated_latents + (slot_N * ROTATED_SIZE + ROTATED_AT)[:, None] + dim_X[None, :],
-            mask=is_key_N[:, None] & (dim_X < ROTATED)[None, :],
-            other=0.0,
-        )
-        scale_N = 1.0
-        if HAS_SCALES:
-            latent_NC, rotated_NX = latent_NC.to(plain_MC.dtype), rotated_NX.to(rotated_MX.dtype)
-            scale_N = tl.where(is_key_N, load_scales(scales, slot_N), 1.0)
-            score_MN = tl.dot(plain_MC, tl.trans(latent_NC), input_precision=PRECISION) * scale * scale_N[None, :]
-            score_MN += tl.dot(rotated_MX, tl.trans(rotated_NX), input_precision=PRECISION) * scale_log2
-        else:
-            score_MN = tl.dot(plain_MC, tl.trans(latent_NC), input_precision=PRECISION)
-            score_MN = tl.dot(rotated_MX, tl.trans(rotated_NX), score_MN, input_precision=PRECISION) * scale_log2
-        is_seen_MN = is_key_N[None, :] & (key_N[None, :] <= last_M[:, None])
-        score_MN = tl.where(is_seen_MN, score_MN, float("-inf"))
-        max_M, sum_M, acc_MC = fold(score_MN, latent_NC, scale_N, max_M, sum_M, acc_MC, HAS_SCALES)
-    return max_M, sum_M, acc_MC
 
 
 @triton.jit(do_not_specialize=["out_tokens", "tile_rows"])
@@ -282,22 +228,10 @@ def merge(
     first_part, end_part = tl.load(words + 2), tl.load(words + 3)
     if (first_part == end_part) | (place >= tl.load(words + 1) * NUM_HEADS):
         return
-    dim_C, only_M = tl.arange(0, BLOCK_C), tl.arange(0, 1)
-    is_dim_C = dim_C < RANK
-    max_M, sum_M = tl.full([1], LOWEST, tl.float32), tl.zeros([1], tl.float32)
-    acc_MC = tl.zeros([1, BLOCK_C], tl.float32)
-    for start in range(first_part, end_part, _MERGED_AT_A_TIME):
-        for number in tl.static_range(_MERGED_AT_A_TIME):
-            part_M = start + number + only_M
-            is_part_M, row_M = part_M < end_part, part_M.to(tl.int64) * tile_rows + place
-            part_max_M = tl.load(maxima + row_M, mask=is_part_M, other=LOWEST)
-            part_sum_M = tl.load(sums + row_M, mask=is_part_M, other=0.0)
-            part_MC = tl.load(
-                partials + (row_M * RANK)[:, None] + dim_C[None, :],
-                mask=is_part_M[:, None] & is_dim_C[None, :],
-                other=0.0,
-            )
-            max_M, sum_M, acc_MC = add_split(part_max_M, part_sum_M, part_MC, max_M, sum_M, acc_MC)
+    dim_C = tl.arange(0, BLOCK_C)
+    out_MC = merge_parts(
+        *(first_part, end_part, partials, maxima, sums), tile_rows.to(tl.int64), place, SIZE=RANK, BLOCK_D=BLOCK_C
+    )
     token = tl.load(words) + place // NUM_HEADS
     out_C = out + ((place % NUM_HEADS).to(tl.int64) * out_tokens + token) * RANK + dim_C
-    tl.store(out_C[None, :], (acc_MC / sum_M[:, None]).to(out.dtype.element_ty), mask=is_dim_C[None, :])
+    tl.store(out_C[None, :], out_MC.to(out.dtype.element_ty), mask=(dim_C < RANK)[None, :])

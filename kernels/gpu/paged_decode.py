@@ -212,8 +212,7 @@ def attend(
 
     # All entries have the same pages here.
     page_table = page_tables + tl.load(entries).to(tl.int64) * table_stride
-    keys += kv_head * HEAD_DIM
-    values += kv_head * HEAD_DIM
+    cache = keys + kv_head * HEAD_DIM, values + kv_head * HEAD_DIM, key_scales, value_scales, page_table
     query_MD, scale = widen_query(query_MD, scale_log2, HAS_SCALES)
     max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
     sum_M = tl.zeros([BLOCK_M], tl.float32)
@@ -224,22 +223,10 @@ def attend(
         for start in range(end_whole if REACHES_END else first_key, end_key if REACHES_END else end_whole, BLOCK_N):
             key_N = start + tl.arange(0, BLOCK_N)
             key_DN, value_ND, key_scale_N, value_scale_N = load_block(
-                keys,
-                values,
-                key_scales,
-                value_scales,
-                page_table,
-                key_N,
+                *cache,
                 None,
-                end_key,
-                kv_head,
-                NUM_KV_HEADS,
-                HEAD_DIM,
-                PAGE_SIZE,
-                BLOCK_D,
-                HAS_SCALES,
-                query_MD.dtype,
-                REACHES_END,
+                *(key_N, end_key, kv_head),
+                *(NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_D, HAS_SCALES, query_MD.dtype, REACHES_END),
             )
             score_MN = score(query_MD, key_DN, key_scale_N, scale, HAS_SCALES)
             if HAS_CAP:

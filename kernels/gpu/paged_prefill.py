@@ -160,8 +160,7 @@ def attend(
         other=0.0,
     )
     page_table = page_tables + row.to(tl.int64) * table_stride
-    keys += kv_head * HEAD_DIM
-    values += kv_head * HEAD_DIM
+    cache = keys + kv_head * HEAD_DIM, values + kv_head * HEAD_DIM, key_scales, value_scales, page_table
     query_MD, scale = widen_query(query_MD, scale_log2, HAS_SCALES)
     total_max_M = tl.full([BLOCK_M], LOWEST if WINDOW or SPLIT else float("-inf"), tl.float32)
     total_sum_M = tl.zeros([BLOCK_M], tl.float32)
@@ -202,22 +201,10 @@ def attend(
             ):
                 key_N = start + tl.arange(0, BLOCK_N)
                 key_DN, value_ND, key_scale_N, value_scale_N = load_block(
-                    keys,
-                    values,
-                    key_scales,
-                    value_scales,
-                    page_table,
-                    key_N,
+                    *cache,
                     first_key,
-                    end_key,
-                    kv_head,
-                    NUM_KV_HEADS,
-                    HEAD_DIM,
-                    PAGE_SIZE,
-                    BLOCK_D,
-                    HAS_SCALES,
-                    query_MD.dtype,
-                    STAGE != 1,
+                    *(key_N, end_key, kv_head),
+                    *(NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_D, HAS_SCALES, query_MD.dtype, STAGE != 1),
                 )
                 score_MN = score(query_MD, key_DN, key_scale_N, scale, HAS_SCALES)
                 if HAS_CAP:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernels.gpu.key_blocks import PRECISION
 from kernels.gpu.launch_table import MANY_PROGRAMS, find_launch
-from kernels.gpu.planes_linear import add_parts
+from kernels.gpu.planes_linear import sum_parts
 
 PART_BLOCKS = 4
 """A part has at least as many blocks of inputs: a shorter one costs more to add than to compute."""
@@ -33,23 +33,14 @@ def plain_linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tens
     num_parts = triton.cdiv(num_inputs, part_blocks * launch["BLOCK_I"])
     is_split = is_cut(num_parts, num_blocks * num_tiles)
     bias = x_TI if bias_O is None else bias_O
-    sums = (
-        torch.empty(num_parts * num_tokens, num_outputs, dtype=torch.float32, device=x_TI.device)
-        if is_split
-        else out_TO
-    )
+    sums = x_TI.new_empty(num_parts * num_tokens, num_outputs, dtype=torch.float32) if is_split else out_TO
     multiply[(num_blocks, num_tiles, num_parts if is_split else 1)](
         *(x_TI, weight_OI, bias, sums, num_tokens, num_inputs, num_outputs, part_blocks, 1 if is_split else num_parts),
         HAS_BIAS=bias_O is not None and not is_split,
         **launch,
     )
     if is_split:
-        launch = find_launch("planes_linear_sum")
-        add_parts[(triton.cdiv(num_outputs, launch["BLOCK"]), num_tokens)](
-            *(sums, bias, out_TO, num_tokens, num_outputs, num_parts, num_outputs),
-            HAS_BIAS=bias_O is not None,
-            **launch,
-        )
+        sum_parts(sums, bias_O, out_TO)
     return out_TO
 
 

@@ -42,11 +42,7 @@ def planes_linear(x_TI: Tensor, planes: CodePlanes, bias_O: Tensor | None, out_T
         for x, out in zip(x_TI.split(most), out_TO.split(most), strict=True):
             planes_linear(x, planes, bias_O, out)
         return
-    sums = (
-        torch.empty(num_parts * num_tokens, num_outputs, dtype=torch.float32, device=x_TI.device)
-        if has_parts
-        else out_TO
-    )
+    sums = x_TI.new_empty(num_parts * num_tokens, num_outputs, dtype=torch.float32) if has_parts else out_TO
     multiply_codes[(num_blocks, num_parts, triton.cdiv(num_tokens, launch["BLOCK_T"]))](
         x_TI,
         *planes_of(planes),
@@ -63,18 +59,19 @@ def planes_linear(x_TI: Tensor, planes: CodePlanes, bias_O: Tensor | None, out_T
         **launch,
     )
     if has_parts:
-        launch = find_launch("planes_linear_sum")
-        add_parts[(triton.cdiv(num_outputs, launch["BLOCK"]), num_tokens)](
-            sums,
-            x_TI if bias_O is None else bias_O,
-            out_TO,
-            num_tokens,
-            num_outputs,
-            num_parts,
-            out_TO.stride(0),
-            HAS_BIAS=bias_O is not None,
-            **launch,
-        )
+        sum_parts(sums, bias_O, out_TO)
+
+
+def sum_parts(sums: Tensor, bias_O: Tensor | None, out_TO: Tensor) -> None:
+    """Sets `out_TO` to the sum of its parts, [parts * T, O], and of the bias."""
+    num_tokens, num_outputs = out_TO.shape
+    launch = find_launch("planes_linear_sum")
+    add_parts[(triton.cdiv(num_outputs, launch["BLOCK"]), num_tokens)](
+        *(sums, sums if bias_O is None else bias_O, out_TO, num_tokens, num_outputs, len(sums) // num_tokens),
+        out_TO.stride(0),
+        HAS_BIAS=bias_O is not None,
+        **launch,
+    )
 
 
 def _multiply_values(x_TI: Tensor, planes: CodePlanes, bias_O: Tensor | None, out_TO: Tensor) -> None:
@@ -92,24 +89,13 @@ def _multiply_values(x_TI: Tensor, planes: CodePlanes, bias_O: Tensor | None, ou
 
 @triton.jit
 def multiply_spans(
-    acc_OT,
-    x_T,
-    low,
-    high,
-    scales,
-    scale_factors,
-    minimums,
-    minimum_factors,
-    table,
-    output_O,
-    num_inputs,
-    num_outputs,
-    num_spans,
-    first_span,
-    end_span,
-    FORM: tl.constexpr,
+    acc_OT, x_T, planes, output_O, num_inputs, num_outputs, num_spans, first_span, end_span, FORM: tl.constexpr
 ):
-    """Returns `acc_OT` plus the products of these spans; `x_T` are the addresses of the tokens' inputs."""
+    """Returns `acc_OT` plus the products of these spans; `x_T` are the addresses of the tokens' inputs.
+
+    `planes` are as `planes_of` returns them.
+    """
+    low, high, scales, scale_factors, minimums, minimum_factors, table = planes
     row_O = output_O.to(tl.int64)
     num_words = num_spans * FORM.group
     dtype: tl.constexpr = x_T.dtype.element_ty
@@ -166,24 +152,10 @@ def multiply_codes(
     real_O = tl.minimum(output_O, num_outputs - 1)
     x_T = x + tl.minimum(token_T, num_tokens - 1) * num_inputs
     first = part * spans_a_part
-    acc_OT = multiply_spans(
-        tl.zeros([BLOCK_O, BLOCK_T], tl.float32),
-        x_T,
-        low,
-        high,
-        scales,
-        scale_factors,
-        minimums,
-        minimum_factors,
-        table,
-        real_O,
-        num_inputs,
-        num_outputs,
-        num_spans,
-        first,
-        tl.minimum(first + spans_a_part, num_spans),
-        FORM,
-    )
+    end = tl.minimum(first + spans_a_part, num_spans)
+    planes = low, high, scales, scale_factors, minimums, minimum_factors, table
+    acc_OT = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)
+    acc_OT = multiply_spans(acc_OT, x_T, planes, real_O, num_inputs, num_outputs, num_spans, first, end, FORM)
     if HAS_BIAS:
         acc_OT += tl.load(bias + real_O).to(tl.float32)[:, None]
     out_T = (part * num_tokens + token_T).to(tl.int64) * out_stride

@@ -64,21 +64,31 @@ def merge(
     first_part, end_part = tl.load(first_parts + row), tl.load(first_parts + row + 1)
     if first_part == end_part:
         return
+    dim_D = tl.arange(0, BLOCK_D)
+    out_MD = merge_parts(first_part, end_part, partials, maxima, sums, NUM_HEADS, head, HEAD_DIM, BLOCK_D)
+    out_D = out + (row.to(tl.int64) * NUM_HEADS + head) * HEAD_DIM + dim_D
+    tl.store(out_D[None, :], out_MD.to(out.dtype.element_ty), mask=(dim_D < HEAD_DIM)[None, :])
+
+
+@triton.jit
+def merge_parts(
+    first_part, end_part, partials, maxima, sums, num_places, place, SIZE: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """Returns what is at one of `num_places` places of each part, added in the order of the parts, [1, BLOCK_D]."""
     dim_D, only_M = tl.arange(0, BLOCK_D), tl.arange(0, 1)
-    is_dim_D = dim_D < HEAD_DIM
+    is_dim_D = dim_D < SIZE
     max_M, sum_M = tl.full([1], LOWEST, tl.float32), tl.zeros([1], tl.float32)
     acc_MD = tl.zeros([1, BLOCK_D], tl.float32)
     for start in range(first_part, end_part, _MERGED_AT_A_TIME):
-        for place in tl.static_range(_MERGED_AT_A_TIME):
-            part_M = start + place + only_M
-            is_part_M, part_head_M = part_M < end_part, part_M * NUM_HEADS + head
-            part_max_M = tl.load(maxima + part_head_M, mask=is_part_M, other=LOWEST)
-            part_sum_M = tl.load(sums + part_head_M, mask=is_part_M, other=0.0)
+        for number in tl.static_range(_MERGED_AT_A_TIME):
+            part_M = start + number + only_M
+            is_part_M, place_M = part_M < end_part, part_M * num_places + place
+            part_max_M = tl.load(maxima + place_M, mask=is_part_M, other=LOWEST)
+            part_sum_M = tl.load(sums + place_M, mask=is_part_M, other=0.0)
             part_MD = tl.load(
-                partials + (part_head_M * HEAD_DIM)[:, None] + dim_D[None, :],
+                partials + (place_M * SIZE)[:, None] + dim_D[None, :],
                 mask=is_part_M[:, None] & is_dim_D[None, :],
                 other=0.0,
             )
             max_M, sum_M, acc_MD = add_split(part_max_M, part_sum_M, part_MD, max_M, sum_M, acc_MD)
-    out_D = out + (row.to(tl.int64) * NUM_HEADS + head) * HEAD_DIM + dim_D
-    tl.store(out_D[None, :], (acc_MD / sum_M[:, None]).to(out.dtype.element_ty), mask=is_dim_D[None, :])
+    return acc_MD / sum_M[:, None]

@@ -5,6 +5,7 @@ Triton is not installed with a CPU build of torch, so only this file names the m
 
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
@@ -12,50 +13,6 @@ from kernels.gpu.launch_table import has_fixed_launches
 
 TritonKernel = Callable[..., Any]
 """Takes the arguments of the operation of the same name."""
-
-NAMES: tuple[str, ...] = (
-    "add_biases",
-    "allow_tokens",
-    "apply_bitmask",
-    "combine_experts",
-    "draw",
-    "draw_filtered",
-    "encoder_attention",
-    "expert_plain_linear",
-    "expert_planes_linear",
-    "filter_min_p",
-    "filter_top",
-    "gather_rows",
-    "gated_delta",
-    "gated_norm",
-    "gelu",
-    "gelu_mul",
-    "greedy",
-    "latent_decode",
-    "latent_prefill",
-    "layer_norm",
-    "look_up_planes",
-    "lora_linear",
-    "mamba_scan",
-    "paged_decode",
-    "paged_prefill",
-    "penalize_occurrence",
-    "penalize_repetition",
-    "planes_linear",
-    "rms_norm",
-    "rotate_store",
-    "route_tokens",
-    "sample",
-    "short_conv",
-    "sigmoid_gate",
-    "silu_mul",
-    "store_hidden",
-    "store_latents",
-    "swiglu_oai",
-    "take_tokens",
-    "top_logprobs",
-)
-"""The operations with a Triton kernel: `kernels/gpu/<name>.py` has a function of that name."""
 
 FIXED: dict[str, str] = {
     "paged_decode": "split_decode",
@@ -90,8 +47,14 @@ def load_triton_kernels(device_type: str = "cuda") -> None:
     global _device_type  # noqa: PLW0603
     _device_type = device_type
     _loaded.clear()
-    for name, file in (dict(zip(NAMES, NAMES, strict=True)) | (FIXED if has_fixed_launches() else {})).items():
-        _loaded[name] = getattr(import_module(f"kernels.gpu.{file}"), name)
+    files = {name: name for name in list_operations()} | (FIXED if has_fixed_launches() else {})
+    _loaded.update({name: getattr(import_module(f"kernels.gpu.{file}"), name) for name, file in files.items()})
+
+
+def list_operations() -> list[str]:
+    """Returns the operations with a Triton kernel without fixed launches: a file here has a function of that name."""
+    names = [file.stem for file in sorted(Path(__file__).parent.glob("[!_]*.py")) if file.stem not in FIXED.values()]
+    return [name for name in names if hasattr(import_module(f"kernels.gpu.{name}"), name)]
 
 
 def leave_out_failed(error: Exception) -> str | None:

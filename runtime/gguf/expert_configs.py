@@ -56,6 +56,14 @@ def glm4_moe_config(fields: ModelFields) -> dict[str, Any]:
         **config,
         "num_hidden_layers": config["num_hidden_layers"] - num_nextn,
         "num_nextn_predict_layers": num_nextn,
+        **routed_experts(fields),
+        "use_qk_norm": fields.has("blk.0.attn_q_norm.weight"),
+    }
+
+
+def routed_experts(fields: ModelFields) -> dict[str, Any]:
+    """Returns the experts of a model whose first layers are dense, as in DeepSeek V3."""
+    return {
         **fields.experts("n_routed_experts"),
         "moe_intermediate_size": fields.count("expert_feed_forward_length"),
         "n_shared_experts": fields.whole("expert_shared_count"),
@@ -64,7 +72,6 @@ def glm4_moe_config(fields: ModelFields) -> dict[str, Any]:
         "norm_topk_prob": fields.require("expert_weights_norm", False, True),
         "n_group": fields.count("expert_group_count", 1),
         "topk_group": fields.count("expert_group_used_count", 1),
-        "use_qk_norm": fields.has("blk.0.attn_q_norm.weight"),
     }
 
 

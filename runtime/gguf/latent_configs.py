@@ -3,7 +3,7 @@
 from typing import Any
 
 from runtime.gguf.configs import MLP_SIZE, ModelFields, rope_parameters
-from runtime.gguf.expert_configs import SIGMOID
+from runtime.gguf.expert_configs import SIGMOID, routed_experts
 
 GLM_VOCABULARY, GLM_LAYERS = 154_880, (47, 48)
 """GLM-4.7-Flash: some files of it lack how experts are scored, which means softmax in others."""
@@ -52,24 +52,14 @@ def deepseek2_config(fields: ModelFields) -> dict[str, Any]:
         config["rope_parameters"] = rope = {**rope, "mscale": factor, "mscale_all_dim": factor}
     if not fields.whole("expert_count"):
         return {**config, "architectures": ["YoutuForCausalLM"], "model_type": "youtu"}
-    is_normed, num_groups = fields.require("expert_weights_norm", False, True), fields.count("expert_group_count", 1)
-    config |= {
-        **fields.experts("n_routed_experts"),
-        "moe_intermediate_size": fields.count("expert_feed_forward_length"),
-        "n_shared_experts": fields.whole("expert_shared_count"),
-        "first_k_dense_replace": fields.whole("leading_dense_block_count"),
-        "routed_scaling_factor": fields.number("expert_weights_scale", 0.0) or 1.0,
-        "norm_topk_prob": is_normed,
-        "n_group": num_groups,
-        "topk_group": fields.count("expert_group_used_count", 1),
-    }
+    config |= routed_experts(fields)
     is_glm = num_layers in GLM_LAYERS and fields.vocabulary() == GLM_VOCABULARY
     default = SIGMOID if is_glm or fields.has_key(NUM_INDEXED) else 1
     if (fields.whole("expert_gating_func") or default) == SIGMOID:
         return config
     fields.require("expert_gating_func", 0, 1)
-    if not is_normed:
-        config["topk_method"] = "greedy" if num_groups == 1 else "group_limited_greedy"
+    if not config["norm_topk_prob"]:
+        config["topk_method"] = "greedy" if config["n_group"] == 1 else "group_limited_greedy"
         return {**config, "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"}
     config["rope_parameters"] = {**rope, **_growth(fields, config)}
     return {**config, "architectures": ["Mistral4ForCausalLM"], "model_type": "mistral4"}

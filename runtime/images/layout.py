@@ -4,7 +4,7 @@ The pixels are made from it by `pixels.py`.
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 Size = tuple[int, int]
 """Width and height in pixels."""
@@ -65,26 +65,3 @@ def check_cost(layout: Layout) -> None:
     """Raises `ValueError` if the image would become too large before it is cropped."""
     if any(width * height > MAX_RESIZED_PIXELS for width, height in layout.resizes):
         raise ValueError("one of its sides is too long compared with the other")
-
-
-class ImageRule(Protocol):
-    """The rule of a model, made from `VisionFacts.processor`."""
-
-    marker: str
-    """The text that the chat template writes in place of an image."""
-    part: str
-    """`marker` with all that a chat template writes for an image, for prompts without a template."""
-    placeholder: str
-    """The token whose embedding is replaced by a row of the encoding."""
-
-    def limit(self, budget: Budget, num_images: int) -> Budget:
-        """Returns the budget of each image in a prompt of `num_images`; with it, their layouts depend on no number."""
-        ...
-
-    def layout(self, size: Size, budget: Budget, num_images: int) -> Layout:
-        """Returns the layout of an image in a prompt of `num_images`. Raises `ValueError` for an unusable size."""
-        ...
-
-    def text(self, layout: Layout) -> str:
-        """Returns the text that replaces `marker`: `layout.num_tokens` times `placeholder`, with marks of tiles."""
-        ...

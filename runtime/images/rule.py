@@ -24,12 +24,14 @@ MAX_SIDE = 1 << 15
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """An `ImageRule` with the fields that decide its layouts. `part`: `marker` with all that a chat template writes for
-    an image, for prompts without a template. A pixel from 0 to 1 becomes (pixel - mean) / std."""
+    """A model's rule, with the fields that decide its layouts. A pixel from 0 to 1 becomes (pixel - mean) / std."""
 
     marker: str
+    """The text that the chat template writes in place of an image."""
     placeholder: str
+    """The token whose embedding is replaced by a row of the encoding."""
     part: str
+    """`marker` with all that a chat template writes for an image, for prompts without a template."""
     image_mean: tuple[float, float, float]
     image_std: tuple[float, float, float]
     filter: Filter
@@ -64,12 +66,15 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         return self.marker
 
     def limit(self, budget: Budget, num_images: int) -> Budget:
+        """Returns the budget of each image in a prompt of `num_images`; with it, their layouts depend on no number."""
         return budget
 
     def layout(self, size: Size, budget: Budget, num_images: int) -> Layout:
+        """Returns the layout of an image in a prompt of `num_images`. Raises `ValueError` for an unusable size."""
         raise NotImplementedError
 
     def text(self, layout: Layout) -> str:
+        """Returns the text that replaces `marker`: `layout.num_tokens` times `placeholder`, with marks of tiles."""
         return self.placeholder * layout.num_tokens
 
 

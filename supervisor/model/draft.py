@@ -6,6 +6,7 @@ import msgspec
 
 from messages.config.server import DraftFacts, ModelConfig, ModelFacts, SchedulingConfig
 from messages.errors import BootError, UsageError
+from runtime.special_tokens import TokenizerJson
 from supervisor.console import Console
 from supervisor.model.facts import read_model_facts
 from supervisor.model.lookup import find_draft_model
@@ -13,18 +14,6 @@ from supervisor.model.lookup import find_draft_model
 
 class _Vocabulary(msgspec.Struct):
     vocab: dict[str, int] | list[tuple[str, float]]
-
-
-class _AddedToken(msgspec.Struct):
-    id: int
-    content: str
-
-
-class _Tokenizer(msgspec.Struct):
-    """The fields of a tokenizer.json that are about ids."""
-
-    model: _Vocabulary
-    added_tokens: list[_AddedToken] = []
 
 
 def add_draft_facts(
@@ -75,9 +64,9 @@ def _check_vocabulary(facts: ModelFacts, draft: ModelFacts) -> None:
 def _read_ids(file: Path) -> dict[str, int]:
     """Returns the ids of all tokens. Raises `BootError` for a file that cannot be read."""
     try:
-        tokenizer = msgspec.json.decode(file.read_bytes(), type=_Tokenizer)
+        tokenizer = msgspec.json.decode(file.read_bytes(), type=TokenizerJson)
+        vocab = msgspec.json.decode(tokenizer.model, type=_Vocabulary).vocab
     except (OSError, msgspec.MsgspecError) as error:
         raise BootError(f"{file} cannot be read as a tokenizer: {error}") from None
-    vocab = tokenizer.model.vocab
     ids = vocab if isinstance(vocab, dict) else {token: index for index, (token, _) in enumerate(vocab)}
     return ids | {each.content: each.id for each in tokenizer.added_tokens}

@@ -124,5 +124,6 @@ def test_text_of_weights_in_blocks_survives_the_scheduler(tmp_path: Path, start_
         assert [(reply.token_ids, reply.text) for reply in replies] == [
             (reply.token_ids, reply.text) for reply in expected
         ]
+        ring.wait_for_restart("scheduler", 1)  # it reads the directory
     finally:
         shutil.rmtree(ring.run_dir.read_config().facts.model_dir)

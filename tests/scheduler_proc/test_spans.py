@@ -1,5 +1,6 @@
 """Spans through both halves: the tokens are those of transformers' model with the same rows in its embeddings."""
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -162,7 +163,11 @@ def test_a_successor_and_a_lower_tier_have_the_pages_of_spans(
     monkeypatch.setattr(TieredPages, "estimate_s", lambda self, digests: 0.0)
     monkeypatch.setattr(PageTiers, "_page_compute_s", 1e9)
     flags = {"block_size": 4, "kv_disk_gb": 0.01}
-    assert tokens_of(serve(OfflineEngine(make_config(path, **flags)), PROMPTS[:1])) == expected[:1]
+    engine = OfflineEngine(make_config(path, **flags))
+    assert tokens_of(serve(engine, PROMPTS[:1])) == expected[:1]
+    engine.close()
+    del engine
+    gc.collect()  # the next one finds the file unlocked
     successor = OfflineEngine(make_config(path, **flags))
     assert successor._scheduler.gauges()["pages_recovered"] > 0
     for index, num_cached in ((1, 8), (0, 44)):

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from frontend.api.answers.generic_tools import offer_calls
 from frontend.api.parameters.grammar import MAX_GRAMMAR_BYTES
-from frontend.http.field_names import find_meant, shown_name
+from frontend.http.field_names import find_meant
 from frontend.parsing.forced_calls import find_without_object, force_calls
 from frontend.parsing.marked_format import CallSyntax
 from frontend.parsing.model_format import ModelFormat
@@ -142,7 +142,7 @@ def _refuse_misspelled(function: dict[str, Any], where: str) -> None:
     for name in function.keys() - set(ToolFunction.__struct_fields__):
         meant = find_meant(name, ToolFunction.__struct_fields__)
         if meant is not None:
-            raise bad_request(f"{where}: unknown field {shown_name(name)}: did you mean {meant}?", "tools")
+            raise bad_request(f"{where}: unknown field {quoted(name)}: did you mean {meant}?", "tools")
 
 
 def list_tools(functions: Sequence[ToolFunction]) -> ToolUse:

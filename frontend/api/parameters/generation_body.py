@@ -58,8 +58,10 @@ NumKept = Annotated[
     Meta(description=f"a whole number from 1 to {MAX_INT32}, below the model's context, or -1 for what that leaves"),
 ]
 Side = Annotated[TruncationSide | None, Meta(description='"left" or "right"')]
-RequestId = Annotated[str, Meta(pattern=REQUEST_ID_PATTERN)]
-REQUEST_ID_TEXT = "a string of 1 to 128 letters, digits and ._:/+=-"
+RequestId = Annotated[
+    Annotated[str, Meta(pattern=REQUEST_ID_PATTERN)] | None,
+    Meta(description="a string of 1 to 128 letters, digits and ._:/+=-"),
+]
 
 
 class GenerationFields(SamplingFields, frozen=True, kw_only=True):
@@ -67,7 +69,7 @@ class GenerationFields(SamplingFields, frozen=True, kw_only=True):
 
     model: Annotated[str | None, Meta(description="a string, one of the names in /v1/models")] = None
     stream: Switch = None
-    request_id: Annotated[RequestId | None, Meta(description=REQUEST_ID_TEXT)] = None
+    request_id: RequestId = None
     add_special_tokens: Switch = None
     truncate_prompt_tokens: NumKept = None
     truncation_side: Side = None
@@ -151,16 +153,20 @@ def truncation_of(body: GenerationFields, params: SamplingParams, max_model_len:
 
     `None` if `truncate_prompt_tokens` is not given, whatever the side. Raises `RequestError` (400).
     """
-    num_kept, max_prompt_tokens = body.truncate_prompt_tokens, max_model_len - min(1, params.max_tokens)
+    side, most = body.truncation_side or "left", max_model_len - min(1, params.max_tokens)
+    return checked_truncation(body.truncate_prompt_tokens, side, most, "what the context leaves")
+
+
+def checked_truncation(num_kept: int | None, side: TruncationSide, most: int, rest: str) -> Truncation | None:
+    """Returns how to truncate the prompt to at most `most` tokens. `rest`: what -1 is for."""
     if num_kept is None:
         return None
-    if num_kept == 0 or num_kept > max_prompt_tokens:
+    if num_kept == 0 or num_kept > most:
         raise bad_request(
-            f"truncate_prompt_tokens must be a whole number from 1 to {max_prompt_tokens}, or -1 for what the context "
-            f"leaves, got {num_kept}",
+            f"truncate_prompt_tokens must be a whole number from 1 to {most}, or -1 for {rest}, got {num_kept}",
             "truncate_prompt_tokens",
         )
-    return Truncation(num_kept, body.truncation_side or "left")
+    return Truncation(num_kept, side)
 
 
 def name_rules(refused: dict[str, tuple[Any, ...]], ignored: Sequence[str] = ()) -> NameRules:

@@ -88,32 +88,9 @@ static void NAME(rescale_token)(const void *data, int64_t token) {
   else SIMD for (int64_t i = 0; i < of->size; i++) x[i] = NARROW(WIDEN(x[i]) * factor);
 }
 
-PUBLIC int NAME(gelu)(const NAME(gelu_arguments) *of) {
-  run_items(of->num_tokens, of->num_tokens * of->size * 4, NAME(gelu_token), of);
-  return 0;
-}
-
-PUBLIC int NAME(relu_squared)(const NAME(gelu_arguments) *of) {
-  run_items(of->num_tokens, of->num_tokens * of->size * 4, NAME(relu_squared_token), of);
-  return 0;
-}
-
-PUBLIC int NAME(silu_mul)(const NAME(gelu_arguments) *of) {
-  run_items(of->num_tokens, of->num_tokens * of->size * 4, NAME(silu_mul_token), of);
-  return 0;
-}
-
-PUBLIC int NAME(gelu_mul)(const NAME(gelu_arguments) *of) {
-  run_items(of->num_tokens, of->num_tokens * of->size * 4, NAME(gelu_mul_token), of);
-  return 0;
-}
-
-PUBLIC int NAME(swiglu_oai)(const NAME(gelu_arguments) *of) {
-  run_items(of->num_tokens, of->num_tokens * of->size * 4, NAME(swiglu_token), of);
-  return 0;
-}
-
-PUBLIC int NAME(rescale)(const NAME(rescale_arguments) *of) {
-  run_items(of->num_tokens, of->num_tokens * of->size * (of->softcap > 0.0f ? 4 : 1), NAME(rescale_token), of);
-  return 0;
-}
+ITEM_OPERATION(gelu, gelu_arguments, of->num_tokens, of->num_tokens * of->size * 4, gelu_token)
+ITEM_OPERATION(relu_squared, gelu_arguments, of->num_tokens, of->num_tokens * of->size * 4, relu_squared_token)
+ITEM_OPERATION(silu_mul, gelu_arguments, of->num_tokens, of->num_tokens * of->size * 4, silu_mul_token)
+ITEM_OPERATION(gelu_mul, gelu_arguments, of->num_tokens, of->num_tokens * of->size * 4, gelu_mul_token)
+ITEM_OPERATION(swiglu_oai, gelu_arguments, of->num_tokens, of->num_tokens * of->size * 4, swiglu_token)
+ITEM_OPERATION(rescale, rescale_arguments, of->num_tokens, of->num_tokens * of->size * (of->softcap > 0.0f ? 4 : 1), rescale_token)

@@ -18,8 +18,5 @@ static void NAME(apply_bitmask_item)(const void *data, int64_t item) {
   }
 }
 
-PUBLIC int NAME(apply_bitmask)(const NAME(apply_bitmask_arguments) *of) {
-  run_items(of->num_rows, of->num_rows * of->vocab_size, NAME(apply_bitmask_item), of);
-  return 0;
-}
+ITEM_OPERATION(apply_bitmask, apply_bitmask_arguments, of->num_rows, of->num_rows * of->vocab_size, apply_bitmask_item)
 #endif

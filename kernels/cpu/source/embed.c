@@ -21,7 +21,4 @@ static void NAME(embed_token)(const void *data, int64_t token) {
   SIMD for (int64_t i = 0; i < size; i++) out[i] = NARROW(WIDEN(out[i]) + WIDEN(place[i]));
 }
 
-PUBLIC int NAME(embed)(const NAME(embed_arguments) *of) {
-  run_items(of->num_tokens, of->num_tokens * of->size, NAME(embed_token), of);
-  return 0;
-}
+ITEM_OPERATION(embed, embed_arguments, of->num_tokens, of->num_tokens * of->size, embed_token)

@@ -84,10 +84,7 @@ static void NAME(gather_row)(const void *data, int64_t row) {
 }
 
 /* Sets out to the rows of x that `rows` names. */
-PUBLIC int NAME(gather_rows)(const NAME(gather_rows_arguments) *of) {
-  run_items(of->num_rows, of->num_rows * of->size, NAME(gather_row), of);
-  return 0;
-}
+ITEM_OPERATION(gather_rows, gather_rows_arguments, of->num_rows, of->num_rows * of->size, gather_row)
 
 /* Adds up a token's outputs in the order of its experts. */
 static void NAME(combine_token)(const void *data, int64_t token) {
@@ -111,7 +108,4 @@ static void NAME(combine_token)(const void *data, int64_t token) {
 
 /* Sets out to the sum of a token's rows of x times its shares. `shared` is added first; with gates, times the sigmoid of the
    gate. */
-PUBLIC int NAME(combine_experts)(const NAME(gather_rows_arguments) *of) {
-  run_items(of->num_rows, of->num_rows * of->num_chosen * of->size, NAME(combine_token), of);
-  return 0;
-}
+ITEM_OPERATION(combine_experts, gather_rows_arguments, of->num_rows, of->num_rows * of->num_chosen * of->size, combine_token)

@@ -38,12 +38,5 @@ static void NAME(gated_norm_token)(const void *data, int64_t token) {
   }
 }
 
-PUBLIC int NAME(gated_norm)(const NAME(gated_norm_arguments) *of) {
-  run_items(of->num_tokens, of->num_tokens * of->size * 8, NAME(gated_norm_token), of);
-  return 0;
-}
-
-PUBLIC int NAME(sigmoid_gate)(const NAME(gated_norm_arguments) *of) {
-  run_items(of->num_tokens, of->num_tokens * of->size * 4, NAME(sigmoid_gate_token), of);
-  return 0;
-}
+ITEM_OPERATION(gated_norm, gated_norm_arguments, of->num_tokens, of->num_tokens * of->size * 8, gated_norm_token)
+ITEM_OPERATION(sigmoid_gate, gated_norm_arguments, of->num_tokens, of->num_tokens * of->size * 4, sigmoid_gate_token)

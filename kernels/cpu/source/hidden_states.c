@@ -7,10 +7,7 @@ static void NAME(store_hidden_token)(const void *data, int64_t token) {
   if (slot >= 0) memcpy(of->kept + slot * size, of->x + token * size, (size_t)size * sizeof(element));
 }
 
-PUBLIC int NAME(store_hidden)(const NAME(store_hidden_arguments) *of) {
-  run_items(of->num_tokens, of->num_tokens * of->size, NAME(store_hidden_token), of);
-  return 0;
-}
+ITEM_OPERATION(store_hidden, store_hidden_arguments, of->num_tokens, of->num_tokens * of->size, store_hidden_token)
 
 static void NAME(join_hidden_token)(const void *data, int64_t token) {
   const NAME(store_hidden_arguments) *of = data;
@@ -24,7 +21,4 @@ static void NAME(join_hidden_token)(const void *data, int64_t token) {
   NAME(rms_norm_token)(&hidden, 0);
 }
 
-PUBLIC int NAME(join_hidden)(const NAME(store_hidden_arguments) *of) {
-  run_items(of->num_tokens, 2 * of->num_tokens * of->size, NAME(join_hidden_token), of);
-  return 0;
-}
+ITEM_OPERATION(join_hidden, store_hidden_arguments, of->num_tokens, 2 * of->num_tokens * of->size, join_hidden_token)

@@ -14,6 +14,13 @@
    and instruction set, WIDEN and NARROW convert to float and back. */
 #define NAME(x) JOIN3(x, FORMAT, ISA)
 
+/* Defines an operation whose call `of` is `num_items` independent items, run by `run_item`: see run_items in parallel.h. */
+#define ITEM_OPERATION(operation, arguments, num_items, work, run_item) \
+  PUBLIC int NAME(operation)(const NAME(arguments) *of) { \
+    run_items(num_items, work, NAME(run_item), of); \
+    return 0; \
+  }
+
 #define FORMAT float32
 #define element float
 #define WIDEN widen_float32

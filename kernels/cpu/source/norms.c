@@ -99,12 +99,5 @@ static void NAME(rms_norm_token)(const void *data, int64_t token) {
 }
 #endif
 
-PUBLIC int NAME(layer_norm)(const NAME(layer_norm_arguments) *of) {
-  run_items(of->num_tokens, of->num_tokens * of->size, NAME(layer_norm_token), of);
-  return 0;
-}
-
-PUBLIC int NAME(rms_norm)(const NAME(layer_norm_arguments) *of) {
-  run_items(of->num_tokens, of->num_tokens * of->size, NAME(rms_norm_token), of);
-  return 0;
-}
+ITEM_OPERATION(layer_norm, layer_norm_arguments, of->num_tokens, of->num_tokens * of->size, layer_norm_token)
+ITEM_OPERATION(rms_norm, layer_norm_arguments, of->num_tokens, of->num_tokens * of->size, rms_norm_token)

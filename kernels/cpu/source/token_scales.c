@@ -213,7 +213,4 @@ static void NAME(quant_sum_row)(const void *data, int64_t row) {
   of->sums[row] = NAME(quant_magnitudes)(of->x + row * of->inputs, of->inputs, 0);
 }
 
-PUBLIC int NAME(sum_magnitudes)(const NAME(sum_magnitudes_arguments) *of) {
-  run_items(of->num_rows, of->inputs, NAME(quant_sum_row), of);
-  return 0;
-}
+ITEM_OPERATION(sum_magnitudes, sum_magnitudes_arguments, of->num_rows, of->inputs, quant_sum_row)

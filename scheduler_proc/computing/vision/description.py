@@ -43,7 +43,8 @@ class TowerDescription:
     `num_frames`: of the film that a patch is part of; an image is all of its frames. `num_positions`: rows of the
     table of learned positions, 0 if there is none; a class token has the first one. `kept_after`: after how many layers
     hidden states are read, in ascending order; later layers are not described. `post_norm` is applied to those of the
-    last layer. `row_width`: the numbers of a row of an encoding. `others`: further parameters of the family.
+    last layer. `merged_side`: the side of the squares of patches that become one row, before a projector or in it.
+    `row_width`: the numbers of a row of an encoding. `others`: further parameters of the family.
     """
 
     hidden_size: int
@@ -52,6 +53,7 @@ class TowerDescription:
     kept_after: tuple[int, ...]
     projectors: tuple[ProjectorDescription, ...]
     row_width: int
+    merged_side: int = 1
     num_frames: int = 1
     num_positions: int = 0
     has_class_token: bool = False

@@ -13,7 +13,6 @@ from scheduler_proc.computing.model.parameters import Parameter
 from scheduler_proc.computing.vision.axial import AxialTower, describe_axial
 from scheduler_proc.computing.vision.description import NUM_CHANNELS, PATCHES
 from scheduler_proc.computing.vision.family import Exact, Names, TowerParts
-from scheduler_proc.computing.vision.view_tower import Grid, shuffle_pixels
 
 SECOND_PATCHES = "second_patches"
 """The kernel of a film's second frame, which GGUF files have as a tensor of its own."""
@@ -36,6 +35,7 @@ def describe_qwen(vision: HfConfig, norm: NormDescription, mlp: DenseMlpDescript
         "hidden_size": size,
         "layers": (layer,) * num_layers,
         "patch_size": patch_size,
+        "merged_side": _merge_side(vision),
         "num_frames": num_frames,
         "kept_after": (num_layers,),
         "post_norm": norm,
@@ -43,13 +43,13 @@ def describe_qwen(vision: HfConfig, norm: NormDescription, mlp: DenseMlpDescript
     }
 
 
-def merge_side(vision: HfConfig) -> int:
+def _merge_side(vision: HfConfig) -> int:
     return vision.count("spatial_merge_size", 2, most=16)
 
 
 def merged_sizes(vision: HfConfig) -> tuple[int, int, int]:
     """Returns the sizes of a projector, which reads the patches of a square."""
-    size = vision.count("hidden_size") * merge_side(vision) ** 2
+    size = vision.count("hidden_size") * _merge_side(vision) ** 2
     return size, size, vision.count("out_hidden_size")
 
 
@@ -57,17 +57,11 @@ class QwenTower(AxialTower):
     def __init__(self, parts: TowerParts):
         _join_frames(parts.weights)
         super().__init__(parts)
-        vision = parts.config.section("vision_config")
-        assert vision is not None
-        self._side = merge_side(vision)
 
     def _patches_of(self, view: Tensor) -> Tensor:
         """Returns the pixels of each patch, [T, channels * frames * pixels]: all frames show the same."""
         pixels = super()._patches_of(view).unflatten(1, (NUM_CHANNELS, 1, -1))
         return pixels.expand(-1, -1, 2, -1).flatten(1)
-
-    def _merge(self, hidden_TE: Tensor, grid: Grid) -> Tensor:
-        return shuffle_pixels(hidden_TE, grid, self._side)
 
 
 def _join_frames(weights: Weights) -> None:

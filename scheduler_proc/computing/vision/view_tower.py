@@ -31,7 +31,8 @@ class ViewTower:
 
     def __init__(self, parts: TowerParts):
         tower, weights, *_ = parts
-        self.row_width, self._patch_size, self._dtype = tower.row_width, tower.patch_size, parts.dtype
+        self.row_width, self._patch_size, self._side = tower.row_width, tower.patch_size, tower.merged_side
+        self._dtype = parts.dtype
         self._weight_bytes = sum(weight.stored.nbytes for weight in weights.values())
         self._description = tower
         self._vit = Vit(tower, weights, self._context(parts))
@@ -127,7 +128,7 @@ class ViewTower:
 
     def _merge(self, hidden_TE: Tensor, grid: Grid) -> Tensor:
         """Returns what the projector reads, [N, M], of a view's hidden states after one layer."""
-        return hidden_TE
+        return shuffle_pixels(hidden_TE, grid, self._side)
 
     def _project(self, merged: Sequence[Tensor], rows: StepRows) -> Tensor:
         """Returns rows of the encoding, [N, row width], from what `_merge` made of the hidden states of each layer."""

@@ -1,5 +1,7 @@
 """Qwen2-MoE: Qwen2 with experts in place of the MLP of most layers, and an expert of all tokens with a gate."""
 
+from dataclasses import replace
+
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import DenseMlpDescription, ModelDescription
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
@@ -15,14 +17,8 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
 
 
 def describe_experts(hf_config: HfConfig) -> ExpertMlpDescription:
-    return ExpertMlpDescription(
-        num_experts=hf_config.optional_count("num_experts") or hf_config.count("num_local_experts"),
-        num_chosen=hf_config.count("num_experts_per_tok"),
-        size=hf_config.count("moe_intermediate_size"),
-        is_renormalized=hf_config.flag("norm_topk_prob", False),
-        shared=DenseMlpDescription(size=hf_config.count("shared_expert_intermediate_size"), activation="silu_gated"),
-        has_shared_gate=True,
-    )
+    shared = DenseMlpDescription(size=hf_config.count("shared_expert_intermediate_size"), activation="silu_gated")
+    return replace(qwen3_moe.describe_experts(hf_config), shared=shared, has_shared_gate=True)
 
 
 FAMILY = qwen3_moe.FAMILY.like("Qwen2MoeForCausalLM", "qwen2_moe", describe)

@@ -13,15 +13,18 @@ from scheduler_proc.computing.model.families.family import Source
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hf_config.choice("hidden_act", ["silu"], "silu")
     num_layers = hf_config.count("num_hidden_layers", most=MAX_LAYERS)
-    experts = ExpertMlpDescription(
+    window = llama.fit_window(qwen2.read_window(hf_config), max_model_len)
+    attention = replace(qwen3.describe_attention(hf_config), window=window)
+    return llama.describe_model(hf_config, [attention] * num_layers, alternate(hf_config, describe_experts(hf_config)))
+
+
+def describe_experts(hf_config: HfConfig) -> ExpertMlpDescription:
+    return ExpertMlpDescription(
         num_experts=hf_config.optional_count("num_experts") or hf_config.count("num_local_experts"),
         num_chosen=hf_config.count("num_experts_per_tok"),
         size=hf_config.count("moe_intermediate_size"),
         is_renormalized=hf_config.flag("norm_topk_prob", False),
     )
-    window = llama.fit_window(qwen2.read_window(hf_config), max_model_len)
-    attention = replace(qwen3.describe_attention(hf_config), window=window)
-    return llama.describe_model(hf_config, [attention] * num_layers, alternate(hf_config, experts))
 
 
 def alternate(hf_config: HfConfig, experts: ExpertMlpDescription) -> list[MlpDescription]:

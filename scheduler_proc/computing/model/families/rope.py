@@ -68,14 +68,6 @@ def with_axes(
     )
 
 
-def _read_default(rope: RopeDescription, parameters: HfConfig, hf_config: HfConfig) -> RopeDescription:
-    return rope
-
-
-def _read_linear(rope: RopeDescription, parameters: HfConfig, hf_config: HfConfig) -> RopeDescription:
-    return replace(rope, scaling="linear", factor=parameters.number("factor"))
-
-
 def _read_dynamic(rope: RopeDescription, parameters: HfConfig, hf_config: HfConfig) -> RopeDescription:
     original = hf_config.count("max_position_embeddings")
     return replace(rope, scaling="dynamic", factor=parameters.number("factor"), original_max_positions=original)
@@ -142,17 +134,15 @@ def _read_factor(parameters: HfConfig, hf_config: HfConfig, original: int) -> fl
     return hf_config.count("max_position_embeddings") / original if factor is None else factor
 
 
-def _read_proportional(rope: RopeDescription, parameters: HfConfig, hf_config: HfConfig) -> RopeDescription:
-    return replace(rope, scaling="proportional", factor=parameters.number("factor", 1.0))
-
-
 SCALINGS: dict[str, Callable[[RopeDescription, HfConfig, HfConfig], RopeDescription]] = {
-    "default": _read_default,
-    "linear": _read_linear,
+    "default": lambda rope, *_: rope,
+    "linear": lambda rope, parameters, _: replace(rope, scaling="linear", factor=parameters.number("factor")),
     "dynamic": _read_dynamic,
     "llama3": _read_llama3,
     "yarn": _read_yarn,
     "longrope": _read_longrope,
-    "proportional": _read_proportional,
+    "proportional": lambda rope, parameters, _: replace(
+        rope, scaling="proportional", factor=parameters.number("factor", 1.0)
+    ),
 }
 """By `rope_type`; the arguments are the rotary positions without scaling, their parameters and config.json."""

@@ -77,6 +77,7 @@ def describe(config: HfConfig) -> TowerDescription:
         kept_after=(num_layers,),
         projectors=(ProjectorDescription(sizes=(size, row_width), has_bias=False),),
         row_width=row_width,
+        merged_side=vision.count("pooling_kernel_size", 3, most=16),
         num_positions=2 * vision.count("position_embedding_size", 10240, most=1 << 20),
         has_patch_bias=False,
         others=tuple(others),
@@ -140,7 +141,6 @@ class Gemma4Tower(AxialTower):
         _clip(weights, len(parts.description.layers))
         self._standard = weights.pop(STD_BIAS, None), weights.pop(STD_SCALE, None)
         super().__init__(parts._replace(mean=[0.5] * 3, std=[0.5] * 3))
-        self._side = vision.count("pooling_kernel_size", 3, most=16)
         self._eps = vision.number("rms_norm_eps", 1e-6)
 
     def _places(self, grid: Grid) -> Tensor:

@@ -5,29 +5,20 @@ from torch import Tensor
 
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.vision.description import ProjectorDescription, TowerDescription
-from scheduler_proc.computing.vision.family import TowerFamily, TowerParts
+from scheduler_proc.computing.vision.family import TowerFamily
 from scheduler_proc.computing.vision.mmproj import MMPROJ_NAMES
 from scheduler_proc.computing.vision.siglip import MAX_MERGE, describe_siglip, find_section, siglip_names, text_width
-from scheduler_proc.computing.vision.view_tower import Grid, ViewTower, shuffle_pixels
+from scheduler_proc.computing.vision.view_tower import Grid, ViewTower
 
 
 def describe(config: HfConfig) -> TowerDescription:
     fields, row_width = describe_siglip(find_section(config, "vision_config")), text_width(config)
-    sizes = (fields["hidden_size"] * _side(config) ** 2, row_width)
-    return TowerDescription(
-        **fields, projectors=(ProjectorDescription(sizes=sizes, has_bias=False),), row_width=row_width
-    )
-
-
-def _side(config: HfConfig) -> int:
-    return config.count("scale_factor", 2, most=MAX_MERGE)
+    side = config.count("scale_factor", 2, most=MAX_MERGE)
+    projector = ProjectorDescription(sizes=(fields["hidden_size"] * side**2, row_width), has_bias=False)
+    return TowerDescription(**fields, projectors=(projector,), row_width=row_width, merged_side=side)
 
 
 class Idefics3Tower(ViewTower):
-    def __init__(self, parts: TowerParts):
-        super().__init__(parts)
-        self._side = _side(parts.config)
-
     def _positions(self, table: Tensor, grid: Grid) -> Tensor:
         """Returns the embeddings at the same fractions of the height and the width of the tower's own grid."""
         side = round(len(table) ** 0.5)
@@ -37,9 +28,6 @@ class Idefics3Tower(ViewTower):
             for num in grid
         )
         return table[(lines[:, None] * side + columns).flatten().to(table.device)]
-
-    def _merge(self, hidden_TE: Tensor, grid: Grid) -> Tensor:
-        return shuffle_pixels(hidden_TE, grid, self._side)
 
 
 NAMES = [

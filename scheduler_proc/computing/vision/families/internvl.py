@@ -3,8 +3,6 @@
 from dataclasses import replace
 from typing import Literal
 
-from torch import Tensor
-
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import LayerDescription, NormDescription
 from scheduler_proc.computing.vision.description import (
@@ -15,7 +13,7 @@ from scheduler_proc.computing.vision.description import (
     ProjectorDescription,
     TowerDescription,
 )
-from scheduler_proc.computing.vision.family import Exact, Names, TowerFamily, TowerParts
+from scheduler_proc.computing.vision.family import Exact, Names, TowerFamily
 from scheduler_proc.computing.vision.mmproj import MMPROJ_NAMES
 from scheduler_proc.computing.vision.siglip import (
     MAX_MERGE,
@@ -29,7 +27,7 @@ from scheduler_proc.computing.vision.siglip import (
     square_side,
     text_width,
 )
-from scheduler_proc.computing.vision.view_tower import Grid, ViewTower, shuffle_pixels
+from scheduler_proc.computing.vision.view_tower import ViewTower
 
 OLD_FIELDS = {"use_qk_norm": "qk_normalization", "attention_bias": "qkv_bias"}
 """The fields of config.json with InternVL's own code (`trust_remote_code`)."""
@@ -60,7 +58,8 @@ def describe(config: HfConfig) -> TowerDescription:
         mlp_norm=norm,
         mlp_out_norm=scale,
     )
-    num_merged = size * _side(config) ** 2
+    side = _side(config)
+    num_merged = size * side**2
     projector = ProjectorDescription(
         sizes=(num_merged, row_width, row_width),
         norm=NormDescription(kind="layer", size=num_merged, eps=1e-5),
@@ -77,6 +76,7 @@ def describe(config: HfConfig) -> TowerDescription:
         post_norm=None if vision.flag("use_mean_pooling", True) else replace(norm, kind="layer"),
         projectors=(projector,),
         row_width=row_width,
+        merged_side=side,
     )
 
 
@@ -86,15 +86,6 @@ def _side(config: HfConfig) -> int:
     if side > MAX_MERGE:
         raise config.refuse("downsample_ratio", 1 / side, f"it must be at least 1/{MAX_MERGE}")
     return side
-
-
-class InternVlTower(ViewTower):
-    def __init__(self, parts: TowerParts):
-        super().__init__(parts)
-        self._side = _side(parts.config)
-
-    def _merge(self, hidden_TE: Tensor, grid: Grid) -> Tensor:
-        return shuffle_pixels(hidden_TE, grid, self._side)
 
 
 def _names(model: str) -> Names:
@@ -153,5 +144,5 @@ FAMILY = TowerFamily(
         OLD_NAMES,
         MMPROJ_NAMES | {"projector.norm": f"{MLP}.0", "projector.0": f"{MLP}.1", "projector.1": f"{MLP}.3"},
     ),
-    make=InternVlTower,
+    make=ViewTower,
 )

@@ -9,7 +9,7 @@ from torch import Tensor
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import NormDescription
 from scheduler_proc.computing.vision.description import ProjectorDescription, TowerDescription
-from scheduler_proc.computing.vision.family import TowerFamily, TowerParts
+from scheduler_proc.computing.vision.family import TowerFamily
 from scheduler_proc.computing.vision.mmproj import MMPROJ_NAMES
 from scheduler_proc.computing.vision.siglip import (
     MAX_MERGE,
@@ -19,7 +19,7 @@ from scheduler_proc.computing.vision.siglip import (
     text_width,
     tower_names,
 )
-from scheduler_proc.computing.vision.view_tower import Grid, ViewTower, shuffle_pixels
+from scheduler_proc.computing.vision.view_tower import Grid, ViewTower
 
 EPS = 1e-5
 
@@ -29,7 +29,8 @@ def describe(config: HfConfig) -> TowerDescription:
     vision = vision.overridden(HfConfig({"image_size": vision.count("patch_size", 16)}))  # views have any size
     fields = describe_siglip(vision)
     fields["num_positions"] = vision.count("num_patches", 256, most=1 << 16)
-    size = fields["hidden_size"] * _side(config) ** 2
+    side = config.count("downsample_factor", 2, most=MAX_MERGE)
+    size = fields["hidden_size"] * side**2
     has_norm = config.flag("projector_use_layernorm", True)
     projector = ProjectorDescription(
         sizes=(size, config.count("projector_hidden_size", 2560), row_width),
@@ -37,18 +38,10 @@ def describe(config: HfConfig) -> TowerDescription:
         activation=projector_activation(config),
         has_bias=config.flag("projector_bias", True),
     )
-    return TowerDescription(**fields, projectors=(projector,), row_width=row_width)
-
-
-def _side(config: HfConfig) -> int:
-    return config.count("downsample_factor", 2, most=MAX_MERGE)
+    return TowerDescription(**fields, projectors=(projector,), row_width=row_width, merged_side=side)
 
 
 class Lfm2VlTower(ViewTower):
-    def __init__(self, parts: TowerParts):
-        super().__init__(parts)
-        self._side = _side(parts.config)
-
     def _positions(self, table: Tensor, grid: Grid) -> Tensor:
         """Returns the embeddings of the table's square, resized to the view's grid."""
         side = round(len(table) ** 0.5)
@@ -56,9 +49,6 @@ class Lfm2VlTower(ViewTower):
         square_GGE = table.float().view(side, side, -1)
         resized_HWE = torch.einsum("hg,wf,gfe->hwe", lines_HG, columns_WG, square_GGE)
         return resized_HWE.flatten(0, 1).to(table.dtype)
-
-    def _merge(self, hidden_TE: Tensor, grid: Grid) -> Tensor:
-        return shuffle_pixels(hidden_TE, grid, self._side)
 
 
 def _weights(num: int, side: int) -> Tensor:

@@ -18,7 +18,7 @@ from scheduler_proc.computing.vision.description import (
     ProjectorDescription,
     TowerDescription,
 )
-from scheduler_proc.computing.vision.family import Names, Rotated, TowerFamily, TowerParts
+from scheduler_proc.computing.vision.family import Names, Rotated, TowerFamily
 from scheduler_proc.computing.vision.mmproj import MMPROJ_NAMES
 from scheduler_proc.computing.vision.siglip import find_section
 from scheduler_proc.computing.vision.view_tower import Grid, shuffle_pixels
@@ -28,7 +28,8 @@ ACTIVATIONS: dict[str, Literal["silu_gated", "gelu_gated"]] = {"silu": "silu_gat
 
 def describe(config: HfConfig) -> TowerDescription:
     vision, text = find_section(config, "vision_config"), find_section(config, "text_config")
-    size, row_width, side = vision.count("hidden_size"), text.count("hidden_size"), _merge_side(config)
+    size, row_width = vision.count("hidden_size"), text.count("hidden_size")
+    side = config.count("spatial_merge_size", 1, most=16)  # only models that merge patches have the field
     norm = NormDescription(kind="rms", size=size, eps=1e-5)
     attention = describe_axial(vision, vision.count("num_attention_heads"), has_bias=False)
     activation = ACTIVATIONS[vision.choice("hidden_act", list(ACTIVATIONS), "gelu")]
@@ -47,23 +48,15 @@ def describe(config: HfConfig) -> TowerDescription:
         kept_after=(num_layers,),
         projectors=(merger, projector) if side > 1 else (projector,),
         row_width=row_width,
+        merged_side=side,
         has_patch_bias=False,
         pre_norm=norm,
         post_norm=NormDescription(kind="rms", size=size, eps=text.number("rms_norm_eps", 1e-5)) if side > 1 else None,
     )
 
 
-def _merge_side(config: HfConfig) -> int:
-    """Returns the side of the squares. Only models that merge patches have the field."""
-    return config.count("spatial_merge_size", 1, most=16)
-
-
 class PixtralTower(AxialTower):
     has_own_columns = True
-
-    def __init__(self, parts: TowerParts):
-        super().__init__(parts)
-        self._side = _merge_side(parts.config)
 
     def _merge(self, hidden_TE: Tensor, grid: Grid) -> Tensor:
         """Returns the patches of each square, [N, E * side²]: the first value of each, then the second, and so on."""

@@ -30,7 +30,7 @@ from triton.compiler import ASTSource
 
 from kernels.cpu.build import cache_dir
 from kernels.gpu.occupancy import count_side_by_side
-from kernels.gpu.triton_kernels import FIXED, NAMES
+from kernels.gpu.triton_kernels import FIXED, list_operations
 from tests.kernels.gpu.cases.compile_case import CompileCase
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -49,7 +49,7 @@ COLUMNS = (
     "loop_stalls",
 )
 DEFAULT_NUM_WARPS = 4
-FILES = tuple(dict.fromkeys((*NAMES, *FIXED.values())))
+FILES = tuple(dict.fromkeys((*list_operations(), *FIXED.values())))
 """The files of kernels that have cases."""
 PRODUCTS = {"HMMA", "HGMMA"}
 STALLS = {"LDG", "F2F", "LDL", "STL"}

@@ -5,8 +5,8 @@ from dataclasses import replace
 from tests.kernels.gpu.cases.silu_mul import COMPILE_CASES as SILU_CASES
 
 COMPILE_CASES = tuple(
-    replace(case, label=f"{case.label}, {'tanh' if is_tanh else 'exact'}", constants=constants)
+    replace(case, label=f"{case.label}, {kind}", constants=constants)
     for case in SILU_CASES
-    for is_tanh in (True, False)
-    for constants in (case.constants | {"IS_GELU": True, "IS_TANH": is_tanh},)
+    for kind in ("tanh", "exact")
+    for constants in (case.constants | {"KIND": kind},)
 )

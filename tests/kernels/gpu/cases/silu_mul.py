@@ -10,7 +10,7 @@ _CASES = tuple(
         label=model,
         kernel=gate_mul_kernel,
         signature={"gate_up_ptr": "*bf16:16", "out_ptr": "*bf16:16"},
-        constants={"SIZE": MODEL_SHAPES[model].mlp_size, "IS_GELU": False, "IS_TANH": False},
+        constants={"SIZE": MODEL_SHAPES[model].mlp_size, "KIND": "silu", "ALPHA": 0.0, "LIMIT": 0.0},
         launch=launch_on(HOPPER, "silu_mul"),
         max_registers=40,
     )
