@@ -15,6 +15,7 @@ from frontend.http.stream import OpenStreams
 from frontend.links.launcher import Launcher
 from frontend.parsing.model_format import load_model_format
 from frontend.recovery.continuation import Continuations
+from frontend.recovery.missing_machines import MissingMachines
 from frontend.service import Service
 from messages.control.admin import AdminCommand, Answer, DrainServer, WriteState
 from messages.control.processes import ProcessTable
@@ -42,6 +43,12 @@ class Frontend(Front):
             self._service.processes,
             link.uid_block,
             link.config.scheduling.max_num_seqs,
+        )
+        self._missing_machines = MissingMachines(
+            link.config.run.restart_hold_s,
+            self._service.processes,
+            self._service.registry,
+            self._service.end_without_ring,
         )
         self._readers[self._service.ring.fileno()] = self._receive_replies
         self._launcher = Launcher(self._ask)
@@ -127,6 +134,7 @@ class Frontend(Front):
             return
         self._service.processes.update(message)
         self._continuations.follow()
+        self._missing_machines.follow()
         self._service.images.store.clear_gone(self._service.processes.living_blocks(self._link.uid_block))
         self._service.hold.follow()
         self._service.queries.follow()

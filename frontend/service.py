@@ -315,8 +315,18 @@ class Service:
         self.abort(generation, "timeout")
 
     def _end_here(self, generation: Generation) -> None:
-        """Ends a request after its deadline with its partial output, without waiting for the ring."""
+        """Ends a request as at its deadline, with its partial output, without waiting for the ring."""
         generation.finish(_end_so_far(generation, "timeout"))
+        self._record_reply(generation)
+
+    def end_without_ring(self, generation: Generation) -> None:
+        """Ends a request with its output, as at a deadline, or as refused if it has none."""
+        self.deadlines.forget(generation)
+        if generation.output_ids:
+            self._end_here(generation)
+            return
+        error = self.processes.not_ready().info
+        generation.finish(UserReply(generation.uid, generation.attempt, "error", error=error))
         self._record_reply(generation)
 
     def find_quiet(self) -> tuple[QuietRequest, ...]:

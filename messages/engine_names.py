@@ -19,6 +19,11 @@ def rank_name(rank: int, engine: int = 1) -> str:
     return worker_name(f"{RANK}{rank}", engine)
 
 
+def hops_of(rank: int, engine: int = 1) -> str:
+    """Returns the name of the socket at which a rank, also the scheduler, receives from the rank before it."""
+    return f"{rank_name(rank, engine)}.hops"
+
+
 def rank_of(name: str) -> int:
     """`rank1-2` → 1; 0 for a scheduler."""
     return int(place_of(name).partition("-")[0].removeprefix(RANK)) if kind_of(name) == RANK else 0

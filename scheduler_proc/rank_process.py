@@ -12,6 +12,7 @@ from messages.ring.steps import Batch, JoinRanks, ToRank
 from runtime.process import ProcessLink, run_process
 from runtime.profiling import Part
 from scheduler_proc.computing.torch_import import import_torch
+from scheduler_proc.neighbours import find_neighbours
 from scheduler_proc.process import make_observer, settle_memory, step_name
 
 if TYPE_CHECKING:
@@ -57,8 +58,12 @@ def serve(link: ProcessLink) -> None:
         link.wait()
     ranks_file = link.run_dir.ranks_file(engine_name(engine))
     weights_file = link.run_dir.weights_of(rank)
-    model = load_models(link.config, link.phase, engine, weights_file, rank, ranks_file)
+    neighbours = find_neighbours(link)
+    number = engine + 1 - link.config.first_engine
+    model = load_models(link.config, link.phase, number, weights_file, rank, ranks_file, neighbours)
     runner = model.make_runner(link.phase)
+    if neighbours is not None:
+        neighbours.has_started = True
     loop = RankLoop(runner)
     link.profiler.make_observer = make_observer
     link.profiler.parts.append(Part(loop, "run", step_name))

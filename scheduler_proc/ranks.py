@@ -9,6 +9,7 @@ from messages.config.server import Config
 from messages.engine_names import rank_name
 from messages.ring.steps import JoinRanks, ToRank
 from runtime.process import ProcessLink
+from scheduler_proc.neighbours import find_neighbours
 
 if TYPE_CHECKING:
     from scheduler_proc.computing.loading.loaded_models import LoadedModels
@@ -41,4 +42,9 @@ def load_as_leader(
 
     send(JoinRanks())
     weights_file = link.run_dir.weights_of(rank=0)
-    return load_models(config, report, engine, weights_file, ranks_file=ranks_file).make_runner(report, publish=send)
+    neighbours = find_neighbours(link)
+    models = load_models(config, report, engine, weights_file, ranks_file=ranks_file, neighbours=neighbours)
+    runner = models.make_runner(report, publish=send)
+    if neighbours is not None:
+        neighbours.has_started = True
+    return runner

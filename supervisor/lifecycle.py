@@ -243,7 +243,8 @@ class Lifecycle:
 
         Raises `RunFailedError` if the run must end.
         """
-        if child.was_starting and self.is_first_start(child):
+        has_left = child.command.is_remote and not child.boot_error  # another machine may join
+        if child.was_starting and self.is_first_start(child) and not (has_left or self.group.status(child).is_killed):
             self._give_up(child, child.was_starting)
         leader = self.group.leader_of(child)
         if leader is not child:

@@ -17,14 +17,12 @@ from messages.errors import SluiceError, UsageError
 from messages.schema import SCHEMA_VERSION
 from runtime.model_files import OTHER_FILES, WEIGHT_SUFFIXES
 from runtime.own_directory import names_in, own_directory
+from runtime.stage_files import END_BYTES
 
 T = TypeVar("T")
 
 FILE_NAME = "manifest.json"
 MODEL_FILES = (*(f"*{suffix}" for suffix in WEIGHT_SUFFIXES), *OTHER_FILES)
-END_BYTES = 1 << 16
-"""Bytes read at either end of a model's file: reading all of it would take as long as loading the model."""
-
 LIBRARIES = ("torch", "triton", "numpy", "msgspec", "pyzmq", "tokenizers", "transformers", "llguidance")
 
 
@@ -34,6 +32,9 @@ class ModelFile(msgspec.Struct, frozen=True):
     name: str
     num_bytes: int
     digest: str
+
+    def __str__(self) -> str:
+        return f"{self.num_bytes} bytes, {self.digest}"
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,12 +78,12 @@ def make_manifest(config: Config) -> Manifest:
 def identify_model(model_dir: Path) -> tuple[ModelFile, ...]:
     """Returns the files of the model, by which another directory with the same model is recognised."""
     files = sorted({file for pattern in MODEL_FILES for file in model_dir.glob(pattern) if file.is_file()})
-    return tuple(map(_identify, files))
+    return tuple(map(identify_file, files))
 
 
 def digests_of(model_dir: Path) -> dict[str, str]:
     """Returns a short text about the contents of each file of the model, by name."""
-    return {file.name: f"{file.num_bytes} bytes, {file.digest}" for file in identify_model(model_dir)}
+    return {file.name: str(file) for file in identify_model(model_dir)}
 
 
 def without_keys(config: Config) -> Config:
@@ -136,7 +137,8 @@ def claim_recording(folder: str) -> Path:
     return path
 
 
-def _identify(file: Path) -> ModelFile:
+def identify_file(file: Path) -> ModelFile:
+    """Returns what another copy of the file is recognised by. Raises `OSError`."""
     num_bytes = file.stat().st_size
     with file.open("rb") as stream:
         ends = stream.read(END_BYTES)

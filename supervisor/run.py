@@ -193,11 +193,18 @@ def server_commands(config: Config) -> list[Command]:
     num_workers[ENCODER] = 0 if config.facts.vision is None else config.images.encoder_workers
     commands: list[Command] = []
     for name, package in PACKAGES.items():
-        first = Command(name, python_command(package), name in run.external, imports_torch=name == SCHEDULER)
+        is_scheduler = name == SCHEDULER
+        first = Command(
+            name,
+            python_command(package),
+            name in run.external,
+            is_scalable=not (is_scheduler and config.num_remote_stages),
+            imports_torch=is_scheduler,
+        )
         commands += number_commands(first, range(1, num_workers.get(name, 1) + 1))
-        if name == SCHEDULER:
+        if is_scheduler:
             commands += (command for part in load_parts(config, "launcher") for command in part.engine_commands(config))
-    for rank in range(1, run.num_ranks):
+    for rank in range(1 + config.num_remote_stages, run.num_ranks):
         name = rank_name(rank)
         first = Command(name, (*python_command("scheduler_proc.rank_process"), "--name", name))
         commands += number_commands(first, range(1, run.data_parallel + 1))

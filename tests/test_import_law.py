@@ -174,7 +174,7 @@ LAYERS = {
         "scheduler_proc/computing/model/decoder.py scheduler_proc/computing/vision",
         "scheduler_proc/computing/model",
         "scheduler_proc/computing/step",
-        "scheduler_proc/computing/pipeline.py",
+        "scheduler_proc/computing/pipeline.py scheduler_proc/computing/ring_group.py",
         "scheduler_proc/computing/parallel.py scheduler_proc/computing/placement.py",
         "scheduler_proc/computing/__init__.py",
         "scheduler_proc/computing/hf_config.py scheduler_proc/computing/report.py "
@@ -200,7 +200,7 @@ LAYERS = {
         "runtime/forked_process.py",
         "runtime/black_box runtime/lifeline.py runtime/logs.py runtime/profiling.py runtime/stacks.py",
         "runtime/run_dir.py runtime/chat_files.py runtime/prefetch.py",
-        "runtime/own_directory.py runtime/row_file.py",
+        "runtime/own_directory.py runtime/row_file.py runtime/stage_files.py",
         "runtime/special_tokens.py runtime/gguf",
         "runtime/pooling_files.py",
         "runtime/model_files.py runtime/adapter_table.py",

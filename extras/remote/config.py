@@ -29,11 +29,20 @@ class RemoteConfig(ExtraConfig, frozen=True, kw_only=True):
             extra={"metavar": "tcp://HOST:PORT"},
         ),
     ] = ()
+    remote_stages: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="addresses on which the first stages of --pipeline-parallel join from other machines "
+            "(`launch.py join`), one stage each; with several engines, those of the first engine come first",
+            extra={"metavar": "tcp://HOST:PORT"},
+        ),
+    ] = ()
     ray: Annotated[
         str,
         Meta(
             description="place the --data-parallel engines on the nodes of the Ray cluster at ADDRESS "
-            "(without ADDRESS: the cluster on this machine); requires .venv/bin/pip install -e '.[ray]'",
+            "(without ADDRESS: the cluster on this machine), with --pipeline-parallel all stages except the last; "
+            "requires .venv/bin/pip install -e '.[ray]'",
             extra={"metavar": "ADDRESS", "const": "auto"},
         ),
     ] = ""
@@ -91,11 +100,38 @@ class RemoteConfig(ExtraConfig, frozen=True, kw_only=True):
                 raise UsageError(
                     "--ray places all engines: give their number as --data-parallel, and no --remote-engines"
                 )
-            addresses = (ANY_PORT,) * run.data_parallel
-            run = msgspec.structs.replace(run, data_parallel=0)
-            config = msgspec.structs.replace(self, remote_engines=addresses).put_into(config)
+            if run.pipeline_parallel == 1:
+                addresses = (ANY_PORT,) * run.data_parallel
+                run = msgspec.structs.replace(run, data_parallel=0)
+                config = msgspec.structs.replace(self, remote_engines=addresses).put_into(config)
+        config = self._check_stages(config)
         if addresses and run.num_ranks > 1:
             raise UsageError(
                 "--tensor-parallel, --pipeline-parallel: an engine on another machine has one rank; leave them at 1"
             )
         return msgspec.structs.replace(config, run=run, num_remote_engines=len(addresses), max_engines=self.max_engines)
+
+    def _check_stages(self, config: Config) -> Config:
+        """Returns `config` with the number of stages on other machines. Raises `UsageError`."""
+        run, addresses = config.run, self.remote_stages
+        for address in addresses:
+            check_address("--remote-stages", address)
+        if addresses and (self.remote_engines or self.ray):
+            raise UsageError("--remote-stages: leave out --remote-engines and --ray")
+        if self.ray and run.pipeline_parallel > 1:
+            addresses = (ANY_PORT,) * run.data_parallel * (run.pipeline_parallel - 1)
+            config = msgspec.structs.replace(self, remote_stages=addresses).put_into(config)
+        if not addresses:
+            return config
+        num_stages, rest = divmod(len(addresses), max(1, run.data_parallel))
+        if rest or not num_stages < run.pipeline_parallel:
+            raise UsageError(
+                f"--remote-stages: {len(addresses)} addresses for {run.data_parallel} engines of "
+                f"{run.pipeline_parallel} stages (--pipeline-parallel): give each engine the same number, at least one "
+                "less than its stages, because the last one is on the head"
+            )
+        if run.tensor_parallel > 1:
+            raise UsageError("--remote-stages: a stage on another machine has one rank; leave --tensor-parallel at 1")
+        if self.max_engines:
+            raise UsageError("--max-engines: the number of engines with stages on other machines is fixed")
+        return msgspec.structs.replace(config, num_remote_stages=num_stages)

@@ -1,4 +1,4 @@
-"""An engine on a machine that has joined: the scheduler process, its run directory, and its link to a launcher.
+"""An engine on a machine that has joined: its scheduler, or a stage of its pipeline, with a link to a launcher.
 
 Here the joiner is the launcher. The run directory outlives the engine, so the next one finds the KV cache in memory.
 """
@@ -9,15 +9,25 @@ from typing import Any
 
 import msgspec
 
-from extras.remote.messages import Admitted, EngineReport, FilePart, FileQuestion, shift_stamps
+from extras.remote.messages import Admitted, EngineFrame, EngineReport, FilePart, FileQuestion, Hop, shift_stamps
 from extras.remote.profiles import read_part
 from messages.channels import ControlServer, Receiver, Sender, Waiter
 from messages.config.server import Config
 from messages.control.admin import Acknowledged, Failed, ProcessResult
-from messages.control.processes import BootFailed, Hello, Ready, StandingBy, Stop, ToLauncher, Welcome
+from messages.control.processes import (
+    BootFailed,
+    Hello,
+    Ready,
+    StandingBy,
+    Stop,
+    ToLauncher,
+    Welcome,
+    kind_of,
+    worker_number,
+)
+from messages.engine_names import RANK, hops_of, rank_of
 from messages.frame_files import DECODERS
 from messages.frames import HEADER
-from messages.ring.replies import ToDetokenizer
 from runtime.run_dir import RunDir
 from runtime.stacks import ask_for_stacks
 from supervisor.child import Child, Command
@@ -29,7 +39,7 @@ STACKS_S = 0.2
 
 
 class Engine:
-    """The scheduler `admitted.name`, started at once. `clock_ahead_ns`: by how much the head's clock is ahead of ours.
+    """The scheduler or rank `admitted.name`, started at once. `clock_ahead_ns`: how far the head's clock is ahead.
 
     Raises `OSError` if it cannot be started.
     """
@@ -42,9 +52,14 @@ class Engine:
         self._run_dir = run_dir
         run_dir.write_config(config)
         self.control: ControlServer[ToLauncher] = ControlServer(run_dir.socket("launcher"), ToLauncher)
-        self.outbox: Receiver[ToDetokenizer] = Receiver(run_dir.socket("detokenizer"), ToDetokenizer)
+        self._is_stage = kind_of(self.name) == RANK
+        rank, engine, module, receiver = rank_of(self.name), worker_number(self.name), "scheduler_proc", "detokenizer"
+        if self._is_stage:
+            module, receiver = "scheduler_proc.rank_process", hops_of((rank + 1) % config.run.num_ranks, engine)
+        self.outbox: Receiver[Any] = Receiver(run_dir.socket(receiver), Any)
         self._inbox: Sender[Any] = Sender(run_dir.socket(self.name))
-        self.child = Child(Command(self.name, (*python_command("scheduler_proc"), "--name", self.name)))
+        self._hops: Sender[Any] | None = Sender(run_dir.socket(hops_of(rank, engine))) if self._is_stage else None
+        self.child = Child(Command(self.name, (*python_command(module), "--name", self.name)))
         self.has_served = False
         self.boot_error = ""
         self.child.spawn(run_dir.path, None)
@@ -73,14 +88,19 @@ class Engine:
                 case _:
                     yield shift_stamps(message, self._clock_ahead_ns) if self._clock_ahead_ns else message  # pyright: ignore[reportReturnType]
 
-    def frames(self) -> Iterator[bytes]:
+    def frames(self) -> Iterator[EngineFrame | Hop]:
         """Yields the frames that the engine sends, with stamps of the head's clock."""
         for frame in self.outbox.receive_frames():
-            yield self._shift(frame, "detokenizer", self._clock_ahead_ns)
+            yield Hop(frame) if self._is_stage else EngineFrame(self._shift(frame, "detokenizer", self._clock_ahead_ns))
 
     def send_frame(self, frame: bytes) -> None:
         """Sends the engine a frame from the head."""
         self._inbox.hand_on(self._shift(frame, "scheduler", -self._clock_ahead_ns))
+
+    def send_hop(self, frame: bytes) -> None:
+        """Sends a stage what the stage before has computed."""
+        if self._hops is not None:
+            self._hops.hand_on(frame)
 
     def read_stacks(self) -> ProcessResult:
         """Returns the stacks of the engine's threads; it gets a short time, in which no frames are forwarded."""
@@ -100,7 +120,7 @@ class Engine:
         return read_part(self._run_dir.profiles, question, self._clock_ahead_ns)
 
     def _shift(self, frame: bytes, receiver: str, by_ns: int) -> bytes:
-        if not by_ns:
+        if not by_ns or self._is_stage:  # a step has no stamps
             return frame
         try:
             message = DECODERS[receiver].decode(memoryview(frame)[HEADER.size :])
@@ -121,7 +141,8 @@ class Engine:
 
     def close(self) -> None:
         """Call it when the process has ended."""
-        for channel in (self.control, self.outbox, self._inbox):
-            channel.close()
+        for channel in (self.control, self.outbox, self._inbox, self._hops):
+            if channel is not None:
+                channel.close()
         self.child.release()
         self._run_dir.pid_file(self.name).unlink(missing_ok=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 from extras.remote.engine import Engine
 from extras.remote.join_keys import JoinKeys, check_address, read_keys
 from extras.remote.machine import check_processors, make_config
-from extras.remote.session import EngineEndedError, NoHeadError, Session, StopSignalError
+from extras.remote.model_fetch import ModelFetch
+from extras.remote.session import EngineEndedError, NoHeadError, RefusedError, Session, StopSignalError
 from messages.errors import BootError, UsageError
 from messages.program import PROGRAM
 from runtime.lifeline import ask_for_death_signal, clear_run, make_lifeline
@@ -24,6 +25,9 @@ REJOIN_S = 10.0
 
 RETRY_INTERVAL_S = 0.5
 
+MAX_REFUSALS = 3
+"""In a row; then the key is wrong."""
+
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = program_parser("join", "Runs an engine of a server whose head is on another machine.")
@@ -33,7 +37,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--model",
         default="",
         metavar="DIR",
-        help="path of the model on this machine (default: the same path as on the head)",
+        help="path of the model on this machine (default: the head's path or name, else files from the head)",
     )
     parser.add_argument("--device", default="", metavar="cuda:N", help="GPU to use (default: the first one)")
     parser.add_argument(
@@ -106,6 +110,7 @@ class Joiner:
         self._memory_files = MemoryFiles(run_dir)
         self._has_joined = False
         """In the latest try."""
+        self._num_refusals = 0
 
     def run(self) -> None:
         """Returns when the head has ended. Raises `StopSignalError`, and `BootError` for a permanent error."""
@@ -121,6 +126,9 @@ class Joiner:
                 self._console.show(f"{end}; joining again")
                 is_end_expected, deadline_s = True, time.monotonic() + min(REJOIN_S, patience_s)
             except NoHeadError as error:
+                self._num_refusals = self._num_refusals + 1 if isinstance(error, RefusedError) else 0
+                if self._num_refusals == MAX_REFUSALS:
+                    raise BootError(str(error)) from None
                 if self._has_joined and self._options.once:
                     raise BootError(str(error)) from None
                 if self._has_joined:
@@ -137,9 +145,9 @@ class Joiner:
         self._has_joined = False
         with Session(self._options.address, self._keys, self._signals) as session:
             admitted = session.join()
-            self._has_joined = True
+            self._has_joined, self._num_refusals = True, 0
             self._console.show(f"joined {self._options.address} as {admitted.name}; its log is shown at the head")
-            config = make_config(admitted, self._options, self._console)
+            config = make_config(admitted, self._options, self._console, ModelFetch(session, self._console))
             self._memory_files.provide(admitted.name)
             clock_ahead_ns = session.compare_clocks()
             try:

@@ -1,17 +1,19 @@
 """The messages between the head of a server and an engine on another machine (`launch.py join`, decision 0067).
 
 On the head a proxy stands for the engine: to the launcher and the ring it is the scheduler of that name. On the other
-machine the joiner starts the scheduler and is its launcher there.
+machine the joiner starts the scheduler, or the rank of a stage, and is its launcher there.
 """
 
 from typing import TypeVar
 
 import msgspec
 
+from extras.remote.file_messages import FileList, ListFiles, ModelPart, SendPart
 from messages.control.admin import Instruction, InstructionDone
 from messages.control.processes import Beat, BootFailed, Drain, Drained, PhaseReport, Ready, Stop
 from messages.ring.replies import ToDetokenizer
 from messages.ring.requests import ToScheduler
+from messages.ring.steps import ToRank
 from messages.schema import make_version
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -42,6 +44,12 @@ class EngineSays(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 class EngineFrame(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Both ways: a frame of requests, with the number that its first sender gave it (`messages/frames.py`)."""
+
+    frame: bytes
+
+
+class Hop(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Both ways, if the engine is a stage of a pipeline: a frame of hidden states, numbered by the stage before."""
 
     frame: bytes
 
@@ -114,11 +122,13 @@ class Probe(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """proxy → joiner: nothing; it finds out whether the connection is there."""
 
 
-ToProxy = Join | ClockQuestion | EngineSays | EngineFrame | EngineOutput | EngineEnded | FilePart
-ToJoiner = Admitted | TurnedAway | ClockAnswer | Order | EngineFrame | Probe | FileQuestion
+ToProxy = (
+    Join | ClockQuestion | EngineSays | EngineFrame | Hop | EngineOutput | EngineEnded | FilePart | ListFiles | SendPart
+)
+ToJoiner = Admitted | TurnedAway | ClockAnswer | Order | EngineFrame | Hop | Probe | FileQuestion | FileList | ModelPart
 
 
-JOIN_VERSION = make_version(ToProxy, ToJoiner, ToScheduler, ToDetokenizer)
+JOIN_VERSION = make_version(ToProxy, ToJoiner, ToScheduler, ToDetokenizer, ToRank)
 """The schema version, which must be the same for head and joiner."""
 
 

@@ -66,7 +66,7 @@ class HeadChannel(Generic[T]):
         except zmq.ZMQError as error:
             self.close()
             reason = "the port is in use" if error.errno == zmq.EADDRINUSE else zmq.strerror(error.errno or 0)
-            raise BootError(f"{address} cannot be listened at: {reason}; choose another --remote-engines") from None
+            raise BootError(f"{address} cannot be listened at: {reason}; choose another port") from None
 
     @property
     def port(self) -> int:
@@ -169,7 +169,7 @@ class Monitor:
         self.socket = socket.get_monitor_socket()
         self.trouble = ""
         self.is_refused = False
-        """The other end has different keys: another attempt would fail, too."""
+        """The other end has different keys, or has ended before it answered."""
         self._has_connected = self._is_open = False
 
     def look(self) -> str:

@@ -29,6 +29,10 @@ class NoHeadError(SluiceError):
     """The head does not take an engine now. Another attempt may succeed."""
 
 
+class RefusedError(NoHeadError):
+    """The head seems to have other keys; the connection of a head that has just ended looks the same."""
+
+
 class EngineEndedError(SluiceError):
     """An engine that had served has ended, or the head has stopped it. The head may want another one."""
 
@@ -60,14 +64,14 @@ class Session:
     def join(self) -> wire.Admitted:
         """Offers this machine, and returns the head's instruction."""
         self._channel.send(wire.Join(wire.JOIN_VERSION, VERSION, socket.gethostname()))
-        return self._receive(wire.Admitted)
+        return self.receive(wire.Admitted)
 
     def compare_clocks(self) -> int:
         """Returns by how many ns the head's monotonic clock is ahead of ours."""
         comparison = ClockComparison()
         while not comparison.is_over:
             self._channel.send(wire.ClockQuestion(time.monotonic_ns()))
-            comparison.record(self._receive(wire.ClockAnswer), time.monotonic_ns())
+            comparison.record(self.receive(wire.ClockAnswer), time.monotonic_ns())
         return comparison.ahead_ns
 
     def serve(self, engine: Engine) -> None:
@@ -96,9 +100,22 @@ class Session:
         """Call it after the received messages have been handled: the head's last message comes before its end."""
         trouble = self._channel.monitor.look()
         if trouble:
-            raise BootError(trouble) if self._channel.monitor.is_refused else NoHeadError(trouble)
+            raise RefusedError(trouble) if self._channel.monitor.is_refused else NoHeadError(trouble)
 
-    def _receive(self, kind: type[A]) -> A:
+    def send(self, message: Any) -> None:
+        """Queues a message for the head."""
+        self._channel.send(message)
+
+    def rest(self, seconds: float) -> None:
+        """Waits, in contact with the head."""
+        deadline_s = time.monotonic() + seconds
+        while time.monotonic() < deadline_s:
+            self._turn(max(0.0, deadline_s - time.monotonic()))
+            for _ in self._channel.receive():
+                pass
+            self._check_connection()
+
+    def receive(self, kind: type[A]) -> A:
         """Returns the head's next message of this kind."""
         deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
         while time.monotonic() < deadline_s:
@@ -120,12 +137,14 @@ class Session:
         for report in engine.reports():
             self._channel.send(wire.EngineSays(report))
         for frame in engine.frames():
-            self._channel.send(wire.EngineFrame(frame))
+            self._channel.send(frame)
 
     def _carry_out(self, engine: Engine, message: Any) -> None:
         match message:
             case wire.EngineFrame(frame):
                 engine.send_frame(frame)
+            case wire.Hop(frame):
+                engine.send_hop(frame)
             case wire.Order(Stop()):
                 engine.stop(in_order=True)
                 raise EngineEndedError("the head has stopped the engine")

@@ -12,6 +12,7 @@ from messages.control.histograms import CounterTotals
 from messages.control.processes import (
     FRONTEND,
     RING,
+    WAITING,
     ProcessState,
     ProcessStatus,
     ProcessTable,
@@ -22,7 +23,7 @@ from messages.control.processes import (
     place_of,
     worker_number,
 )
-from messages.engine_names import SCHEDULER, engine_name
+from messages.engine_names import RANK, SCHEDULER, engine_name
 from messages.ring.requests import DropBefore
 from messages.ring.uids import find_gone
 
@@ -230,7 +231,13 @@ class ProcessView:
             places = self._of_kind(kind)
             if not any(status.is_serving for status in places):
                 waiting += [_describe(status) for status in places] or [f"{kind} has not started"]
+        waiting += self.missing_stages()
         return UnavailableError(f"the server is not ready: {', '.join(waiting)}", "not_ready")
+
+    def missing_stages(self) -> list[str]:
+        """Returns the stages that wait for a machine to join, with their addresses."""
+        starting = [status for status in self._of_kind(RANK) if status.state == "starting"]
+        return [_describe(status) for status in starting if status.phase.startswith(WAITING)]
 
     def find_trouble(self, engine: int) -> str:
         """Returns which processes on the path of this engine's requests do not serve or are silent; "" if none."""

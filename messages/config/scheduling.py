@@ -11,6 +11,10 @@ PART_WHILE_LIVE = 64
 """While other requests are open, yielding ones get 1/PART_WHILE_LIVE of the rows: each makes the steps longer."""
 
 
+CPU_STEP_TOKENS = 512
+"""The default of `--max-num-batched-tokens` on a CPU."""
+
+
 class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Scheduling"""
 

@@ -283,6 +283,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The file with the LoRA adapters by name (`runtime/adapter_table.py`); empty if LoRA is off."""
     vector_size: int = 1024
     """Numbers in a vector of the model."""
+    hop_size: int = 0
+    """Numbers of a token that a stage of a pipeline sends to the next one."""
     vision: VisionFacts | None = None
     """`None`: the model reads no images."""
 
@@ -305,6 +307,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Engines on other machines that the server begins with."""
     max_engines: int = 0
     """Most engines on this machine if their number changes by itself, otherwise 0."""
+    num_remote_stages: int = 0
+    """The first stages of each engine's pipeline, ranks 1, 2 …, that are on machines of their own."""
+    joined_rank: int = 0
+    """On such a machine the number of its rank, otherwise 0."""
 
     @property
     def num_engines(self) -> int:
@@ -315,6 +321,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     def max_local_engines(self) -> int:
         """Most engines that share this machine, unless an operator starts more."""
         return max(self.run.data_parallel, self.max_engines)
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """The ranks of an engine that are on this machine."""
+        return (self.joined_rank,) if self.joined_rank else (0, *range(1 + self.num_remote_stages, self.run.num_ranks))
 
 
 class ExtraConfig(msgspec.Struct, frozen=True, kw_only=True):

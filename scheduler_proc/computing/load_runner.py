@@ -14,6 +14,7 @@ from scheduler_proc.computing.loading.target import find_target, open_target
 from scheduler_proc.computing.loading.transformers_loader import TransformersLoader
 from scheduler_proc.computing.model.families.registry import needs_transformers
 from scheduler_proc.computing.report import Report
+from scheduler_proc.computing.ring_group import Neighbours
 from scheduler_proc.computing.runner import Runner
 from scheduler_proc.computing.step.inputs import Role
 
@@ -34,13 +35,15 @@ def load_models(
     weights_file: Path | None = None,
     rank: int = 0,
     ranks_file: Path | None = None,
+    neighbours: Neighbours | None = None,
 ) -> LoadedModels:
     """Returns the models; on a CPU the weights of the main one are in `weights_file`, if given.
 
-    The ranks of an engine load together, each its part of the weights or its layers, and meet through `ranks_file`.
+    The ranks of an engine load together, each its part of the weights or its layers, and meet through `ranks_file`, or
+    have `neighbours` if some are on other machines.
     Raises `BootError`, also for a model that they cannot divide.
     """
-    models = _load(config, report, Place(engine, rank, ranks_file, weights_file), is_shared_only=False)
+    models = _load(config, report, Place(engine, rank, ranks_file, weights_file, neighbours), is_shared_only=False)
     assert models is not None
     return models
 

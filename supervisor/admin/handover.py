@@ -177,10 +177,11 @@ def _take_place(group: ProcessGroup, successor: Child, child: Child) -> Steps:
         return successor.incarnation != incarnation or not successor.pid or group.is_up(successor)
 
     yield from until(is_over, time.monotonic() + JOIN_TIMEOUT_S)
-    phase = group.status(successor).phase if successor.name in group else ""
-    if phase.startswith(WAITING):
-        group.expect_no_longer(successor)
-        raise CommandFailedError("failed", f"no engine has joined in place of the old {successor.name}: it is {phase}")
+    for one in (successor, *group.ranks_of(successor)) if successor.name in group else ():
+        phase = group.status(one).phase
+        if one.command.is_remote and phase.startswith(WAITING):
+            group.expect_no_longer(successor)
+            raise CommandFailedError("failed", f"no engine has joined in place of the old {one.name}: it is {phase}")
     yield from until(is_over, FOREVER)
     if successor.incarnation != incarnation or not successor.pid:
         raise CommandFailedError(

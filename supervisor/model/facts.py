@@ -1,5 +1,6 @@
 """Reads from a model's directory, before any process starts: context, vocabulary, end tokens."""
 
+import math
 from pathlib import Path
 from typing import Any, cast
 
@@ -66,14 +67,25 @@ def _read_facts(model: ModelConfig, model_dir: Path, tokenizer_dir: Path, name: 
         has_chat_template=read_chat_files(str(tokenizer_dir), model.chat_template).has_template,
         pooling=pooling,
         vector_size=_vector_size(config, config_file, pooling),
+        hop_size=_hop_size(config, config_file),
     )
 
 
 def _vector_size(config: dict[str, Any], file: Path, pooling: PoolingFacts | None) -> int:
     if pooling is not None and pooling.dense:
         return pooling.dense[-1].out_size
+    return _hidden_size(config, file)
+
+
+def _hidden_size(config: dict[str, Any], file: Path) -> int:
     sizes = [_positive_int(config, key, file) for key in SIZE_KEYS]
     return next((size for size in sizes if size is not None), UNKNOWN_SIZE)
+
+
+def _hop_size(config: dict[str, Any], file: Path) -> int:
+    """Counts the residual stream and, in Gemma's models, the inputs of all layers."""
+    of_layers = [_positive_int(config, key, file) or 0 for key in ("num_hidden_layers", "hidden_size_per_layer_input")]
+    return _hidden_size(config, file) + math.prod(of_layers)
 
 
 def _max_model_len(requested: int | None, config: dict[str, Any], file: Path, pooling: PoolingFacts) -> int:

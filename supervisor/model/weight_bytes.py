@@ -1,10 +1,8 @@
 """Estimates the memory that a scheduler on a CPU needs for its weights, before it is started."""
 
-import json
 import struct
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from messages.config.pooling import choose_dtype
 from messages.config.server import Config
@@ -13,12 +11,10 @@ from runtime.gguf.conversion import is_in_blocks
 from runtime.gguf.gguf_file import read_gguf
 from runtime.machine import CGROUP, CPU_INFO, MEMORY_INFO, available_memory_bytes, computes_bfloat16
 from runtime.model_files import WEIGHT_FILES
+from runtime.stage_files import read_safetensors_header
 
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """If one of these exists, torch may find a GPU."""
-
-MAX_HEADER_BYTES = 100_000_000
-"""The format's own limit."""
 
 MAX_OF_MEMORY = 0.5
 """Fraction of the available memory. If weights take more, the scheduler fails, not the launcher."""
@@ -50,7 +46,7 @@ def find_weight_bytes(config: Config) -> int:
 def _count_bytes(model_dir: Path, value_bytes: int, bytes_outside_blocks: int) -> int:
     sizes: dict[str, int] = {}
     for file in model_dir.glob(WEIGHT_FILES["safetensors"].pattern):
-        sizes |= _read_sizes(file)
+        sizes |= {name: prod(tensor["shape"]) for name, tensor in read_safetensors_header(file)[1].items()}
     if sizes or not any(model_dir.glob(WEIGHT_FILES["gguf"].pattern)):
         return sum(sizes.values()) * value_bytes
     model = read_gguf(model_dir)
@@ -59,11 +55,3 @@ def _count_bytes(model_dir: Path, value_bytes: int, bytes_outside_blocks: int) -
         tensor.num_bytes if tensor.type.is_in_blocks else prod(tensor.shape) * value_bytes
         for tensor in model.tensors.values()
     )
-
-
-def _read_sizes(file: Path) -> dict[str, int]:
-    """Returns the number of values of each tensor in a safetensors file, by its header."""
-    with file.open("rb") as opened:
-        (num_bytes,) = struct.unpack("<Q", opened.read(8))
-        header: dict[str, Any] = json.loads(opened.read(min(num_bytes, MAX_HEADER_BYTES)))
-    return {name: prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"}

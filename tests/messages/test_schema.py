@@ -58,4 +58,4 @@ def test_every_process_computes_the_same():
     assert int(output) == SCHEMA_VERSION
     unions = ToTokenizer, ToEncoder, ToScheduler, ToDetokenizer, ToFrontend, ToLauncher, ToProcess, ToRank
     assert make_version(*unions) == SCHEMA_VERSION
-    assert make_version(ToProxy, ToJoiner, ToScheduler, ToDetokenizer) == JOIN_VERSION
+    assert make_version(ToProxy, ToJoiner, ToScheduler, ToDetokenizer, ToRank) == JOIN_VERSION

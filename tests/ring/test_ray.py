@@ -70,8 +70,12 @@ class Nodes:
         return [actor["Address"]["NodeID"] for actor in table if actor["State"] != "DEAD"]
 
     @property
+    def head(self) -> Any:
+        return self._cluster.head_node
+
+    @property
     def head_id(self) -> str:
-        return self._cluster.head_node.node_id
+        return self.head.node_id
 
     def left(self) -> list[str]:
         """Returns the remains of servers: processes (by their environment, without Ray's own), files and actors."""
@@ -147,6 +151,25 @@ def test_streams_of_a_node_that_is_killed_continue_and_its_engine_is_placed_else
             await load.wait_for_replies(6)
 
         asyncio.run(load.run_during(act))
+        interrupt(server, nodes)
+
+
+@pytest.mark.parametrize("nodes", [2], indirect=True)
+def test_stages_are_placed_and_placed_again(tiny_checkpoint: Path, nodes: Nodes):
+    """Two actors have a stage each, and the head the third."""
+    with started_server([*nodes.flags(tiny_checkpoint), "--pipeline-parallel", "3"], READY_TIMEOUT_S) as (
+        server,
+        target,
+    ):
+        ring = RingClient(f"http://{target.host}:{target.port}", server.run_dir)
+        assert nodes.actors() == [nodes.head_id] * 2
+        requests = make_requests(3, max_tokens=60)
+        expected = [(one.text, one.token_ids) for one in ring.generate_all(requests)]
+        joiners = [process for process in nodes.processes(nodes.head) if "extras.remote.join" in _command(process)]
+        assert len(joiners) == 2
+        joiners[0].kill()
+        assert [(one.text, one.token_ids) for one in ring.generate_all(requests)] == expected
+        ring.wait_for_restart("scheduler", 1)
         interrupt(server, nodes)
 
 

@@ -38,20 +38,16 @@ REMOTE = "scheduler-2"
 
 
 @contextmanager
-def joining(address: str, ring: RingClient, log: IO[str]) -> Iterator[subprocess.Popen[str]]:
+def joining(address: str, key_file: Path, log: IO[str], retry_s: float = 6) -> Iterator[subprocess.Popen[str]]:
     """A joiner on this machine, with another clock if possible. It is killed at the end if it is still running."""
     command = OTHER_CLOCK if can_have_other_clock() else []
-    command = [
-        *command,
-        sys.executable,
-        str(ROOT / "launch.py"),
-        "join",
-        address,
-        "--key-file",
-        str(ring.run_dir.join_keys),
-    ]
+    flags = ["--key-file", str(key_file), "--cpu-threads", "1", "--retry-s", str(retry_s)]
     joiner = subprocess.Popen(
-        [*command, "--cpu-threads", "1", "--retry-s", "6"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, text=True
+        [*command, sys.executable, str(ROOT / "launch.py"), "join", address, *flags],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        text=True,
     )
     try:
         yield joiner
@@ -140,7 +136,7 @@ def test_no_stream_notices_the_death_of_an_engine_or_of_its_joiner(tiny_checkpoi
         load = Load(ring, requests, undisturbed)
 
         async def act(client: httpx.AsyncClient) -> None:
-            with joining(address, ring, log) as joiner:
+            with joining(address, ring.run_dir.join_keys, log) as joiner:
                 await wait_for_next(client, 0)
                 await asyncio.to_thread(check_profile_and_stacks, ring, tmp_path)
                 incarnation = await kill_under_load(load, lambda: engine_pid(joiner), client)
@@ -155,7 +151,7 @@ def test_no_stream_notices_the_death_of_an_engine_or_of_its_joiner(tiny_checkpoi
         asyncio.run(load.run_during(act))
         check_timelines(ring, load.num_replies)
         assert ring.status("scheduler")["num_restarts"] == 0
-        last = stack.enter_context(joining(address, ring, log))
+        last = stack.enter_context(joining(address, ring.run_dir.join_keys, log))
         wait_until(lambda: has_engine(last), COMMAND_TIMEOUT_S)
         assert server.stop() == 0, server.log_text()
         exit_code = last.wait(COMMAND_TIMEOUT_S)

@@ -75,6 +75,13 @@ def fail_to_boot_again(link: ProcessLink) -> None:
     serve_until_stopped(link)
 
 
+def lose_a_machine(link: ProcessLink) -> None:
+    """Exits when it first starts: it stands for a process on a machine that has left."""
+    if link.incarnation == 1:
+        raise SystemExit(1)
+    serve_until_stopped(link)
+
+
 def never_boot_again(link: ProcessLink) -> None:
     if link.incarnation > 1:
         fail_to_boot(link)
@@ -204,6 +211,7 @@ BEHAVIOURS: dict[str, Callable[[ProcessLink], None]] = {
         ignore_everything,
         never_finish_draining,
         fail_to_boot_again,
+        lose_a_machine,
         never_boot_again,
         boot_for_ever_again,
         answer_connections,

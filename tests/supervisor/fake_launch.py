@@ -72,7 +72,10 @@ def main() -> int:
     config = Config(http=HttpConfig(port=0), run=RunConfig(**settings["run"]), facts=facts)
     commands = [
         Command(
-            name, (sys.executable, fake_child.__file__, name, behaviour), name in settings["run"].get("external", ())
+            name,
+            (sys.executable, fake_child.__file__, name, behaviour),
+            name in settings["run"].get("external", ()),
+            is_remote=behaviour == "lose_a_machine",
         )
         for name, behaviour in settings["behaviours"].items()
     ]

@@ -58,6 +58,14 @@ def test_a_rank_that_cannot_start_ends_the_launch_with_its_reason(behaviour: str
         run.assert_nothing_left()
 
 
+def test_a_machine_that_leaves_during_the_first_start_does_not_end_the_run():
+    with start(rank1="lose_a_machine") as run:
+        run.wait_for(SERVING)
+        assert "restarting in 0 s (1 of 10 a minute)" in run.output
+        assert run.record_pids().keys() >= {"scheduler", "rank1"}
+        stop(run)
+
+
 def test_a_rank_that_cannot_start_again_is_a_death_of_its_engine():
     with start(rank1="fail_to_boot_again") as run:
         run.wait_for(SERVING)

@@ -84,6 +84,45 @@ def test_each_engine_has_its_ranks():
         assert (module, names[-1]) == ("scheduler_proc.rank_process", name)
 
 
+def test_ray_places_all_stages_except_the_last_of_each_engine():
+    commands = commands_of("--data-parallel", "2", "--pipeline-parallel", "3", "--ray")
+    assert [name for name, command in commands.items() if command.is_remote] == [
+        "rank1", "rank1-2", "rank2", "rank2-2"
+    ]  # fmt: skip
+    assert {"scheduler", "scheduler-2"} < commands.keys()
+
+
+STAGES = ["--remote-stages", "tcp://a:1", "tcp://a:2"]
+
+
+def test_the_first_stages_of_each_engine_are_on_other_machines():
+    commands = commands_of("--data-parallel", "2", "--pipeline-parallel", "3", *STAGES)
+    remote = [name for name, command in commands.items() if command.arguments[3] == "extras.remote.proxy"]
+    assert remote == ["rank1", "rank1-2"]
+    assert [name for name, command in commands.items() if command.is_remote] == remote
+    local = [name for name, command in commands.items() if command.arguments[3] == "scheduler_proc.rank_process"]
+    assert local == ["rank2", "rank2-2"]
+    assert not commands["scheduler"].is_scalable
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "2 addresses for 1 engines of 1 stages"),
+        (["--pipeline-parallel", "2"], "at least one less than its stages, because the last one is on the head"),
+        (["--pipeline-parallel", "3", "--data-parallel", "3"], "2 addresses for 3 engines"),
+        (["--pipeline-parallel", "3", "--tensor-parallel", "2"], "--remote-stages: a stage on another machine has one"),
+        (["--pipeline-parallel", "3", "--remote-engines", "tcp://a:1"], "leave out --remote-engines"),
+        (["--pipeline-parallel", "5", "--ray"], "leave out --remote-engines and --ray"),
+        (["--pipeline-parallel", "3", "--max-engines", "3"], "the number of engines with stages on other machines"),
+        (["--pipeline-parallel", "4", "--remote-stages", "a:1"], "--remote-stages: 'a:1' is no address"),
+    ],
+)
+def test_stages_on_other_machines_that_cannot_be_are_refused(flags: list[str], message: str):
+    with pytest.raises(UsageError, match=message):
+        build_config(parse_flags([*STAGES, *flags]))
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -16,6 +16,7 @@ from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.parallel import Meeting, ParallelGroup
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report
+from scheduler_proc.computing.ring_group import Neighbours
 from scheduler_proc.computing.runner import MakeRunner, Runner
 from scheduler_proc.computing.step.shapes import StepLimits
 
@@ -23,13 +24,15 @@ from scheduler_proc.computing.step.shapes import StepLimits
 class Place(NamedTuple):
     """The place of this process among all computing processes.
 
-    The ranks of an engine meet through `ranks_file`; engines share the weights of a rank through `weights_file`.
+    The ranks of an engine meet through `ranks_file`; if some are on other machines, each has a way to the next one
+    instead. Engines share the weights of a rank through `weights_file`.
     """
 
     engine: int
     rank: int = 0
     ranks_file: Path | None = None
     weights_file: Path | None = None
+    neighbours: Neighbours | None = None
 
 
 class ModelParts(NamedTuple):

@@ -178,5 +178,5 @@ def share_of_memory(config: Config, available_bytes: int, needed_bytes: int) -> 
     Several engines or ranks share the quarter. A request of full length takes `needed_bytes`; if that is more than
     4 GiB, it is the limit instead.
     """
-    share = available_bytes // (4 * config.run.data_parallel * config.run.num_ranks)
+    share = available_bytes // (4 * config.run.data_parallel * len(config.local_ranks))
     return min(max(MAX_CPU_CACHE_BYTES, needed_bytes), share)

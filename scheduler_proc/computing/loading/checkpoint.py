@@ -1,8 +1,9 @@
 """The weight files of a model directory, read one tensor at a time."""
 
 import logging
+import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -14,7 +15,7 @@ from runtime.model_files import WEIGHT_FILES, read_object
 from scheduler_proc.computing.loading.sources.gguf_part import GgufPart
 from scheduler_proc.computing.loading.sources.pickle_file import PickleFile
 from scheduler_proc.computing.loading.sources.safetensors_file import SafetensorsFile
-from scheduler_proc.computing.loading.sources.tensor_file import StoredTensor, TensorFile
+from scheduler_proc.computing.loading.sources.tensor_file import NUMBERS, StoredTensor, TensorFile
 
 SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 WRAPPERS = re.compile(r"(^|\.)((_orig_mod|module)\.)+")
@@ -33,19 +34,24 @@ log = logging.getLogger("sluice.weights")
 class Checkpoint:
     """The tensors of a checkpoint by their usual names; `files` maps each to its file, `paths` are all files.
 
-    `forms` are those of the tensors that are not plain numbers; `None` if only reading a tensor shows it.
+    `forms` are those of the tensors that are not plain numbers; `None` if only reading a tensor shows it. `absent` are
+    the files, by tensor, that an index names and that are not here: those of a pipeline's other stages.
     """
 
-    def __init__(self, paths: list[Path], open_file: Callable[[Path], TensorFile]):
+    def __init__(
+        self, paths: list[Path], open_file: Callable[[Path], TensorFile], absent: Mapping[str, Path] | None = None
+    ):
         self.paths, self._open_file = paths, open_file
         forms_in = {path: open_file(path).forms() for path in paths}
-        files = {name: path for path, forms in forms_in.items() for name in forms}
+        files = {name: path for path, forms in forms_in.items() for name in forms} | dict(absent or {})
         self._name_in_file = {usual_name(name): name for name in files}
         if len(self._name_in_file) < len(files):  # two tensors would have the same name
             self._name_in_file = dict(zip(files, files, strict=True))
         self.files = {name: files[in_file] for name, in_file in self._name_in_file.items()}
         forms = {name: form for forms in forms_in.values() for name, form in forms.items()}
-        self.forms: dict[str, str | None] = {name: forms[in_file] for name, in_file in self._name_in_file.items()}
+        self.forms: dict[str, str | None] = {
+            name: forms.get(in_file, NUMBERS) for name, in_file in self._name_in_file.items()
+        }
         for name, in_file in self._name_in_file.items():
             if name != in_file:
                 log.info("names in the checkpoint are read as usual ones: %s is %s", in_file, name)
@@ -59,6 +65,8 @@ class Checkpoint:
         names_of: dict[Path, list[str]] = {}
         for name in sorted(requested):
             names_of.setdefault(self.files[name], []).append(name)
+        for path in sorted(names_of.keys() - set(self.paths)):
+            raise BootError(f"{path}: is not here, but the index of the weights names it; is the download complete?")
         for path, names in names_of.items():
             in_file = [self._name_in_file[name] for name in names]
             tensors = self._open_file(path).read(in_file)
@@ -86,7 +94,7 @@ def open_checkpoint(model_dir: Path, load_format: Literal["auto", "safetensors",
                 log.warning("%s holds the whole model and is loaded; %s is not used", single, index.name)
             return Checkpoint([single], open_file)
         if index.is_file():
-            return Checkpoint(_read_index(index), open_file)
+            return _open_index(index, open_file)
         shards = _find_shards(single)
         if shards:
             log.warning("%s is missing: all %d shards next to it are loaded", index, len(shards))
@@ -115,15 +123,16 @@ def _find_shards(single: Path) -> list[Path]:
     return list(numbers.values())
 
 
-def _read_index(index: Path) -> list[Path]:
-    """Returns the files that the index names; which tensors are in them, they say themselves."""
+def _open_index(index: Path, open_file: Callable[[Path], TensorFile]) -> Checkpoint:
+    """Opens the files that the index names; which tensors are in them, they say themselves."""
     fields = read_object(index)
     try:
-        shards = sorted(set(fields["weight_map"].values()))
+        paths = {str(name): index.parent / str(shard) for name, shard in fields["weight_map"].items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise BootError(f"{index}: is not an index of weight files ({type(error).__name__}: {error})") from None
-    paths = [index.parent / str(shard) for shard in shards]
-    for shard, path in zip(shards, paths, strict=True):
-        if path.parent != index.parent or not path.is_file():
+    absent = {name: path for name, path in paths.items() if not path.is_file()}
+    for path in paths.values():
+        if path.parent != index.parent or len(absent) == len(paths):
+            shard = os.path.relpath(path, index.parent)
             raise BootError(f"{index}: names {shard}, which is not a file in {index.parent}; is the download complete?")
-    return paths
+    return Checkpoint(sorted(set(paths.values()) - set(absent.values())), open_file, absent)

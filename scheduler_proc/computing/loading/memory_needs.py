@@ -1,6 +1,6 @@
 """What the models of an engine take in memory, counted before any weight is read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from messages.config.server import Config
@@ -43,19 +43,27 @@ def count_needs(
 
 
 def check_memory(config: Config, loaders: Sequence[FamilyLoader], target: Target) -> None:
-    """Raises `BootError` if the stages do not fit into the memory of this machine with one request of full length."""
+    """Raises `BootError` if a machine has too little memory for its stages with one request of full length."""
     needs = count_needs(config, loaders, target, is_loaded=any(loader.has_shared_weights for loader in loaders))
     parts = needs.weight_bytes, needs.step_bytes or 0, needs.sizes.num_bytes(needs.sizes.pages_per_context)
     free_bytes = target.backend.free_bytes(config, target.placement)
     gathered = target.pipeline.everyone.gather([free_bytes, *parts], target.placement.device)
-    free_bytes, num_bytes = min(of_rank[0] for of_rank in gathered), sum(sum(own) for _, *own in gathered)
+    remote = [[rank] for rank in range(1, 1 + config.num_remote_stages)]
+    for ranks in [[rank for rank in range(config.run.num_ranks) if [rank] not in remote], *remote]:
+        _check_machine({rank: gathered[rank] for rank in ranks}, is_remote=ranks in remote)
+
+
+def _check_machine(needs: Mapping[int, Sequence[int]], *, is_remote: bool) -> None:
+    """`needs`, by rank: the free bytes of its machine, and what the rank needs for each purpose."""
+    free_bytes, num_bytes = min(free for free, *_ in needs.values()), sum(sum(own) for _, *own in needs.values())
     if num_bytes <= free_bytes:
         return
     texts = [
         f"{rank_name(rank) if rank else SCHEDULER} {', '.join(f'{size / GIB:.2f}' for size in own)}"
-        for rank, (_, *own) in enumerate(gathered)
+        for rank, (_, *own) in needs.items()
     ]
+    where = " on the machine that has joined for it" * is_remote
     raise BootError(
-        f"the stages need {num_bytes / GIB:.2f} GiB, and {free_bytes / GIB:.2f} GiB are free. In GiB, weights, steps "
-        f"and the KV cache of one request: {'; '.join(texts)}. Lower --max-model-len, or take --quantization int8"
+        f"the stages need {num_bytes / GIB:.2f} GiB, and {free_bytes / GIB:.2f} GiB are free{where}. In GiB, weights, "
+        f"steps and the KV cache of one request: {'; '.join(texts)}. Lower --max-model-len, or take --quantization int8"
     )

@@ -15,6 +15,7 @@ from scheduler_proc.computing.parallel import Meeting
 from scheduler_proc.computing.pipeline import WHOLE, Pipeline, find_place
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report
+from scheduler_proc.computing.ring_group import RingGroup
 from scheduler_proc.computing.step.shapes import StepLimits, limit_steps
 
 
@@ -30,7 +31,8 @@ class Target(NamedTuple):
 
 def find_target(config: Config, backend: Backend, place: Place, report: Report) -> Target:
     """Loads the kernels, on which formats depend; returns the target for a rank that computes alone."""
-    number = (place.engine - 1) * config.run.num_ranks + place.rank + 1
+    ranks = config.local_ranks
+    number = (place.engine - 1) * len(ranks) + ranks.index(place.rank) + 1
     flags = replace(config.model, dtype=choose_dtype(config.model.dtype, config.facts.pooling))
     backend.load_kernels(report)
     placement = backend.find_placement(flags, config.cache, read_hf_config(Path(config.facts.model_dir)), number)
@@ -45,6 +47,8 @@ def open_target(config: Config, backend: Backend, place: Place, report: Report) 
     if run.num_ranks == 1:
         return target
     own = find_place(place.rank, run.tensor_parallel, run.pipeline_parallel)
+    if place.neighbours is not None:
+        return target._replace(pipeline=Pipeline(own, RingGroup(place.rank, run.num_ranks, place.neighbours)))
     if place.ranks_file is None:
         flag = "--tensor-parallel" if own.num_stages == 1 else "--pipeline-parallel"
         raise BootError(f"{flag} {max(own.num_stages, own.num_ranks)}: only a server has several ranks; leave it at 1")

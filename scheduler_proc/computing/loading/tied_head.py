@@ -25,6 +25,8 @@ def has_own_head(model: ModelDescription, family: Family, checkpoint: "Checkpoin
     names = [name for name in (source.name, source.name.removeprefix(family.prefix)) if name in checkpoint.files]
     if not model.has_tied_head or HEAD_NAME not in checkpoint.files or not names:
         return False
+    if not (checkpoint.files[names[0]].is_file() and checkpoint.files[HEAD_NAME].is_file()):
+        return False  # a stage that has neither
     tensors = dict(checkpoint.read({names[0], HEAD_NAME}))
     embedding, head = tensors[names[0]], tensors[HEAD_NAME]
     if _are_equal(embedding, head):

@@ -2,12 +2,15 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from extras.remote import join
 from extras.remote.join import claim_new
+from extras.remote.session import NoHeadError, RefusedError
 from messages.errors import BootError
-from runtime.run_dir import claim
+from runtime.run_dir import RunDir, claim
 
 
 @pytest.fixture
@@ -37,6 +40,20 @@ def test_left_overs_go_and_nothing_through_a_link(short_path: Path, monkeypatch:
     assert run_dir.path.name.startswith(f"{prefix}{os.getpid()}-")
     os.close(busy)
     os.close(own)
+
+
+def test_a_key_is_wrong_after_several_refusals_as_a_head_that_ends_looks_the_same(
+    monkeypatch: pytest.MonkeyPatch, short_path: Path
+):
+    monkeypatch.setattr(join, "RETRY_INTERVAL_S", 0.0)
+    monkeypatch.setattr(join, "MemoryFiles", Mock())
+    answers = [RefusedError("x"), NoHeadError("y"), RefusedError("x"), RefusedError("x"), RefusedError("the key")]
+    joiner = join.Joiner(Mock(retry_s=60.0, once=False), Mock(), RunDir(short_path), Mock(), Mock())
+    serve = Mock(side_effect=answers)
+    monkeypatch.setattr(joiner, "_serve_once", serve)
+    with pytest.raises(BootError, match="the key"):
+        joiner.run()
+    assert serve.call_count == len(answers)
 
 
 def test_a_joiner_reports_where_no_directory_can_be_made(monkeypatch: pytest.MonkeyPatch):

@@ -44,11 +44,15 @@ def options(model: str = "", device: str = "", cpu_threads: int = 0) -> argparse
     return argparse.Namespace(model=model, device=device, cpu_threads=cpu_threads)
 
 
+def no_fetch(directory: str, local: Path | None) -> Path:
+    raise AssertionError(f"{directory} is here")
+
+
 def test_the_engine_has_this_machines_model_processors_and_files(tmp_path: Path):
     admitted = admit(write_model(tmp_path / "head"))
     here = write_model(tmp_path / "here")
     assert b"sk-" not in admitted.config, "keys of clients stay at the head"
-    config = make_config(admitted, options(str(here), "cuda:1", 3), Console())
+    config = make_config(admitted, options(str(here), "cuda:1", 3), Console(), no_fetch)
     assert (config.facts.model_dir, config.facts.tokenizer_dir) == (str(here), str(here))
     assert (config.model.devices, config.model.cpu_threads, config.first_engine) == (("cuda:1",), 3, 4)
     assert config.model.device_type == "cuda", "where there is none, it fails instead of computing on the CPU"
@@ -58,8 +62,19 @@ def test_the_engine_has_this_machines_model_processors_and_files(tmp_path: Path)
 
 def test_without_a_flag_the_model_is_where_the_head_has_it(tmp_path: Path):
     head = write_model(tmp_path / "head")
-    config = make_config(admit(head), options(), Console())
+    config = make_config(admit(head), options(), Console(), no_fetch)
     assert (config.facts.model_dir, config.model.devices, config.model.cpu_threads) == (str(head), (), 0)
+
+
+def test_a_stage_has_the_cores_of_its_machine_alone(tmp_path: Path):
+    admitted = admit(write_model(tmp_path / "head"))
+    head = msgspec.json.decode(admitted.config, type=Config)
+    run = msgspec.structs.replace(head.run, pipeline_parallel=4)
+    head = msgspec.structs.replace(head, run=run, num_remote_stages=2)
+    assert head.local_ranks == (0, 3)
+    admitted = msgspec.structs.replace(admitted, name="rank2-4", config=msgspec.json.encode(head))
+    config = make_config(admitted, options(), Console())
+    assert (config.local_ranks, config.run.data_parallel, config.first_engine) == ((2,), 1, 4)
 
 
 @pytest.mark.parametrize(("changed", "named"), [("config", "config.json"), ("model", "model.safetensors")])
@@ -67,7 +82,7 @@ def test_another_model_is_refused_by_the_file_that_differs(tmp_path: Path, chang
     admitted = admit(write_model(tmp_path / "head"))
     other = write_model(tmp_path / "other", **{changed: b"87654321"})
     with pytest.raises(BootError, match=f"the model in {other} is not the head's: {named} differs"):
-        make_config(admitted, options(str(other)), Console())
+        make_config(admitted, options(str(other)), Console(), no_fetch)
 
 
 def test_weights_in_other_files_are_another_model(tmp_path: Path):
@@ -75,7 +90,7 @@ def test_weights_in_other_files_are_another_model(tmp_path: Path):
     other = write_model(tmp_path / "other")
     (other / "model.safetensors").rename(other / "model-1.safetensors")
     with pytest.raises(BootError, match=r"model-1\.safetensors, model\.safetensors differ"):
-        make_config(admitted, options(str(other)), Console())
+        make_config(admitted, options(str(other)), Console(), no_fetch)
 
 
 def test_processors_that_this_machine_cannot_have_are_refused_before_it_joins():

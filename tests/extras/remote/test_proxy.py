@@ -7,11 +7,13 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
+from extras.remote.file_messages import FileList, ListFiles, ModelPart
 from extras.remote.join_keys import make_keys
 from extras.remote.messages import JOIN_VERSION, FilePart, Join
-from extras.remote.proxy import Proxy, find_refusal
+from extras.remote.proxy import FRAME_BYTES, Proxy, find_refusal
 from messages import VERSION
 from messages.columns import pack_int32, pack_int64
+from messages.config.scheduling import SchedulingConfig
 from messages.control.admin import Acknowledged, Failed, InstructionDone
 from messages.frames import HEADER
 from messages.ring.replies import DetokenizeMsg
@@ -43,7 +45,11 @@ def proxy(tmp_path: Path) -> Iterator[Proxy]:
     run_dir = RunDir(tmp_path)
     run_dir.head_keys.write_bytes(msgspec.json.encode(make_keys()[0]))
     link = SimpleNamespace(
-        run_dir=run_dir, name="scheduler-2", config=SimpleNamespace(extras={}), add_channel=lambda channel: None
+        run_dir=run_dir,
+        name="scheduler-2",
+        config=SimpleNamespace(extras={}),
+        add_channel=lambda channel: None,
+        wake=lambda: None,
     )
     proxy = Proxy(cast("Any", link), "tcp://127.0.0.1:*")
     proxy._outbox = Mock()
@@ -73,6 +79,20 @@ def test_frames_that_fit_continue_and_others_are_the_end_of_the_engine(proxy: Pr
     assert "a request of frontend 4, which never existed" in caplog.text
 
 
+def test_hidden_states_larger_than_those_of_a_step_are_the_end_of_the_stage(
+    proxy: Proxy, caplog: pytest.LogCaptureFixture
+):
+    outbox = cast("Mock", proxy._outbox)
+    scheduling = SchedulingConfig(max_num_seqs=2, max_num_batched_tokens=600)
+    proxy._link.config = cast("Any", SimpleNamespace(scheduling=scheduling, facts=SimpleNamespace(hop_size=7)))
+    largest = bytes(4 * 600 * 7 + HEADER.size)
+    proxy._hand_on_hop(outbox, largest)
+    outbox.hand_on.assert_called_once_with(largest)
+    with pytest.raises(SystemExit):
+        proxy._hand_on_hop(outbox, largest + bytes(FRAME_BYTES))
+    assert "is refused: 20912 bytes of hidden states, and a step has 20896 at most" in caplog.text
+
+
 def test_a_profile_that_cannot_be_kept_is_no_reason_to_lose_the_engine(
     proxy: Proxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
@@ -90,3 +110,18 @@ def test_a_profile_that_cannot_be_kept_is_no_reason_to_lose_the_engine(
     result = proxy._begin_fetch(done).result
     assert isinstance(result, Failed)
     assert "No space left on device" in result.message
+
+
+def test_files_are_sent_to_the_engine_that_has_joined_alone_and_their_progress_is_shown(proxy: Proxy):
+    proxy._files = files = Mock()
+    proxy._joiner, proxy._host = b"joined", "box"
+    proxy._receive(b"other", ListFiles("model"))
+    files.ask.assert_not_called()
+    proxy._receive(b"joined", ListFiles("model"))
+    files.ask.assert_called_once_with(b"joined", ListFiles("model"))
+    phases = proxy._link.phase = Mock()
+    part, files.fraction = ModelPart("model.safetensors", 0, b"x"), 0.25
+    files.answers.return_value = [(b"joined", FileList(())), (b"joined", part), (b"left", part)]
+    proxy._send_files()
+    phases.assert_called_once_with("box fetches model.safetensors", 0.25)
+    assert cast("Mock", proxy._channel).send.call_count == 3

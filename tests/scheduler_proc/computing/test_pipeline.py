@@ -2,19 +2,22 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 
 from messages.config.images import VisionFacts
 from messages.config.pooling import PoolingFacts
-from messages.config.server import Config
+from messages.config.server import Config, ModelConfig
 from messages.errors import BootError
 from scheduler_proc.computing.backends.cpu import cores
 from scheduler_proc.computing.backends.cpu.backend import CpuBackend
 from scheduler_proc.computing.backends.cpu.forward_passes import CpuForwardPasses
 from scheduler_proc.computing.load_runner import load_runner
+from scheduler_proc.computing.loading import memory_needs
 from scheduler_proc.computing.loading.checkpoint import Checkpoint
 from scheduler_proc.computing.loading.roles import find_configs
 from scheduler_proc.computing.loading.sources.tensor_file import StoredTensor
@@ -26,10 +29,11 @@ from scheduler_proc.computing.runner import Runner
 from scheduler_proc.deciding_half import make_scheduler
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Stepper
+from supervisor.model.facts import read_model_facts
 from tests.checkpoints import build_checkpoint, make_config
 from tests.scheduler_proc.clients import Inbox, user_msg
 from tests.scheduler_proc.computing.drive import generate
-from tests.scheduler_proc.computing.ranks import no_report, ranks_of
+from tests.scheduler_proc.computing.ranks import no_report, ranks_of, sent_sizes
 from tests.scheduler_proc.computing.test_ranks import PARAMS, PROMPTS, SCHEDULE, decoder_of
 
 STAGED: list[tuple[str, dict[str, Any], int, int, dict[str, Any]]] = [
@@ -53,6 +57,14 @@ STAGED: list[tuple[str, dict[str, Any], int, int, dict[str, Any]]] = [
     ("cohere2-biases-untied", {}, 2, 1, {}),
 ]
 """Variant, changed fields of config.json, stages, ranks in each, and flags."""
+
+
+NUMBERS_BYTES = 40
+"""The numbers that ranks compare as they load take less."""
+
+
+def read_hop_size(path: Path) -> int:
+    return read_model_facts(ModelConfig(model=str(path)), path, path, "m").hop_size
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +99,37 @@ def test_several_stages_give_the_tokens_of_one_process(
         assert captured[0] or "quantization" not in flags
         assert len(captured[0]) == len(passes_of(alone).captures) * (num_ranks == 1)
         assert {runner.num_pages for runner in runners} == {alone.num_pages}
+
+
+@pytest.mark.parametrize(
+    ("variant", "overrides", "num_stages", "num_remote_stages", "flags"),
+    [
+        ("llama-gqa-tied", {}, 2, 1, {}),
+        ("llama-gqa-tied", {"num_hidden_layers": 4}, 4, 2, {"dtype": "bfloat16"}),
+        ("gemma4-shared-kv", {}, 2, 1, {}),
+        ("qwen3_5", {}, 3, 2, {}),
+    ],
+)
+def test_stages_on_other_machines_give_the_tokens_of_one_process(
+    tmp_path: Path,
+    variant: str,
+    overrides: dict[str, Any],
+    num_stages: int,
+    num_remote_stages: int,
+    flags: dict[str, Any],
+) -> None:
+    """A token takes the numbers that the launcher expects, which bounds a message between machines."""
+    build_checkpoint(tmp_path, variant, **overrides)
+    prompts = [[token % 300 for token in prompt] for prompt in PROMPTS]
+    alone = load_runner(make_config(tmp_path, **flags), no_report)
+    expected = generate(alone, prompts, 6, SCHEDULE, PARAMS)
+    sent_sizes.clear()
+    with ranks_of(tmp_path, 1, tmp_path / "ranks", num_stages, num_remote_stages=num_remote_stages, **flags) as runners:
+        assert generate(runners[0], prompts, 6, SCHEDULE, PARAMS) == expected
+        assert {runner.num_pages for runner in runners} == {alone.num_pages}
+        assert not (tmp_path / "ranks").exists()
+    token_bytes = read_hop_size(tmp_path) * described(runners[0]).activation_dtype.itemsize
+    assert {num_bytes % token_bytes for num_bytes in sent_sizes if num_bytes > NUMBERS_BYTES} == {0}
 
 
 def test_stages_have_their_own_weights_and_pages(tmp_path: Path) -> None:
@@ -214,6 +257,29 @@ def test_stages_that_do_not_fit_together_are_refused_with_the_numbers_of_each(
     monkeypatch.setattr(CpuBackend, "free_bytes", lambda *_: 1 << 20)
     message = r"the stages need 0\.\d\d GiB, and 0\.00 GiB are free.*: scheduler [\d., ]+; rank1 [\d., ]+\. Lower"
     with pytest.raises(BootError, match=message), ranks_of(tmp_path, 1, tmp_path / "ranks", 2):
+        pass
+
+
+def test_a_machine_needs_memory_for_its_own_stages_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine of the first stage needs more than the head does for two."""
+    build_checkpoint(tmp_path, "llama-gqa-tied")
+    free_bytes = 1 << 30
+
+    def count(config: Config, *_: object, **__: object) -> Any:
+        own = 1 << 20 if config.joined_rank else 1 << 18
+        return SimpleNamespace(weight_bytes=own, step_bytes=0, sizes=Mock(**{"num_bytes.return_value": 0}))
+
+    monkeypatch.setattr(memory_needs, "count_needs", count)
+    monkeypatch.setattr(CpuBackend, "free_bytes", lambda *_: free_bytes)
+    free_bytes = 1 << 20
+    with ranks_of(tmp_path, 1, tmp_path / "ranks", 3, num_remote_stages=1):
+        pass
+    free_bytes -= 1
+    message = r"are free on the machine that has joined for it.*: rank1 0.00, 0.00, 0.00\. Lower"
+    with (
+        pytest.raises(BootError, match=message),
+        ranks_of(tmp_path, 1, tmp_path / "ranks", 3, num_remote_stages=1),
+    ):
         pass
 
 

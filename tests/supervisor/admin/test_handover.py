@@ -165,10 +165,14 @@ def test_wrong_names_are_notified():
 
 
 class UnjoinedGroup:
-    """An engine whose machine does not come back after a restart on command."""
+    """An engine whose machine does not come back after a restart on command, or one of its stages' machines."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: list[Child]) -> None:
         self.is_awaited = True
+        self._ranks = ranks
+
+    def ranks_of(self, child: Child) -> list[Child]:
+        return self._ranks
 
     def __contains__(self, name: str) -> bool:
         return True
@@ -180,22 +184,24 @@ class UnjoinedGroup:
         return False
 
     def status(self, child: Child) -> ProcessStatus:
-        return ProcessStatus(child.name, "starting", phase="waiting at tcp://10.0.0.1:7001", is_awaited=self.is_awaited)
+        phase = "waiting at tcp://10.0.0.1:7001" if child.command.is_remote else "synchronizing with the other stages"
+        return ProcessStatus(child.name, "starting", phase=phase, is_awaited=self.is_awaited)
 
     def expect_no_longer(self, child: Child) -> None:
         self.is_awaited = False
 
 
-def test_no_request_waits_for_an_engine_that_has_not_joined_in_time(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("missing", [SCHEDULER, "rank1"])
+def test_no_request_waits_for_an_engine_that_has_not_joined_in_time(monkeypatch: pytest.MonkeyPatch, missing: str):
     now_s = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    group: Any = UnjoinedGroup()
-    old, new = (Child(Command(SCHEDULER, ())) for _ in range(2))
+    group: Any = UnjoinedGroup([Child(Command("rank1", (), is_remote=missing == "rank1"))])
+    old, new = (Child(Command(SCHEDULER, (), is_remote=missing == SCHEDULER)) for _ in range(2))
     new.pid = 7
     steps = handover._take_place(group, new, old)  # pyright: ignore[reportPrivateUsage]
     next(steps)
     assert group.is_awaited
     now_s = handover.JOIN_TIMEOUT_S + 1
-    with pytest.raises(CommandFailedError, match="no engine has joined in place of the old scheduler: it is waiting"):
+    with pytest.raises(CommandFailedError, match=f"no engine has joined in place of the old {missing}: it is waiting"):
         next(steps)
     assert not group.is_awaited

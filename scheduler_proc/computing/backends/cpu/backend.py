@@ -7,6 +7,7 @@ import torch
 import torch.distributed as distributed
 
 from kernels.cpu.library import find_kernel, load_kernels
+from messages.config.scheduling import CPU_STEP_TOKENS
 from messages.config.server import CacheConfig, Config, ModelConfig
 from messages.errors import BootError
 from runtime.gguf.conversion import IN_BLOCKS
@@ -30,7 +31,7 @@ GLOO_ADDRESS = "127.0.0.1"
 
 class CpuBackend:
     name = "cpu"
-    default_step_tokens = 512
+    default_step_tokens = CPU_STEP_TOKENS
     keeps_memory = True
 
     def is_available(self) -> bool:
@@ -55,7 +56,7 @@ class CpuBackend:
                 "--kv-offload-gb: on a CPU the KV cache is in the host's memory; raise --kv-cache-memory-gb instead"
             )
         run = config.run
-        number = config.max_local_engines, place.engine, run.num_ranks, place.rank
+        number = config.max_local_engines, place.engine, *_place_here(config, place)
         set_threads(config.model.cpu_threads, *number, may_wait=run.pipeline_parallel > 1)
 
     def load_kernels(self, report: Report) -> None:
@@ -81,11 +82,16 @@ class CpuBackend:
         """Engines on the same cores share the memory of a file, unless flags say otherwise."""
         if place.weights_file is None or not config.model.share_weights:
             return OwnWeights()
-        group = find_share(config.max_local_engines, place.engine, config.run.num_ranks, place.rank).group
+        group = find_share(config.max_local_engines, place.engine, *_place_here(config, place)).group
         return WeightMemory(file_of_group(place.weights_file, group), identity)
 
     def make_factory(self, model: ModelParts, report: Report, main: RunnerFactory | None = None) -> CpuRunnerFactory:
         return CpuRunnerFactory(model.config, model.decoder, model.limits)
+
+
+def _place_here(config: Config, place: Place) -> tuple[int, int]:
+    """Returns the number of the engine's ranks on this machine, and the place of this one among them."""
+    return len(config.local_ranks), config.local_ranks.index(place.rank)
 
 
 def _computes_in_blocks(hf_config: HfConfig) -> bool:

@@ -1,0 +1,103 @@
+"""Two stages of three join over TCP: tokens are one process's, whichever process of a joined machine dies."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import pytest
+
+from benchmarks.server_process import ServerProcess
+from extras.remote.join_keys import make_keys
+from runtime.run_dir import RunDir
+from tests.frontend.frontend_run import wait_until
+from tests.ring.client import ADMIN_KEY, RingClient
+from tests.ring.conftest import CHEAP, HOLD_S, READY_TIMEOUT_S, RESTART_FLAGS
+from tests.ring.test_kept_cache import NUM_STREAMS, requests
+from tests.ring.test_remote_engines import joining, run_dirs
+
+pytestmark = pytest.mark.ring
+
+__all__ = ["requests"]  # a fixture
+
+END_TIMEOUT_S = 30.0
+
+
+def free_addresses(num: int) -> list[str]:
+    with ExitStack() as stack:
+        servers = [stack.enter_context(closing(socket.create_server(("127.0.0.1", 0)))) for _ in range(num)]
+        return [f"tcp://127.0.0.1:{server.getsockname()[1]}" for server in servers]
+
+
+def rank_pid(joiner: "subprocess.Popen[str]", name: str) -> int:
+    """Returns the process with the rank, 0 if another machine has it."""
+    return next((pid for path in run_dirs(joiner) if (pid := RunDir(path).pids().get(name))), 0)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def check_wrong_key(address: str, folder: Path, log: IO[str]) -> None:
+    _, keys = make_keys()
+    (folder / "other.key").write_bytes(msgspec.json.encode(keys))
+    with joining(address, folder / "other.key", log) as joiner:
+        assert joiner.wait(END_TIMEOUT_S) == 1
+
+
+def test_streams_continue_exactly_when_a_machine_with_a_stage_dies(
+    tiny_checkpoint: Path, tmp_path: Path, plain_ring: RingClient, requests: list[dict[str, Any]]
+) -> None:
+    undisturbed = [(one.text, one.token_ids) for one in plain_ring.generate_all(requests)]
+    addresses = free_addresses(2)
+    flags = ["--model", str(tiny_checkpoint), "--cpu-threads", "1", *CHEAP, *RESTART_FLAGS, "--admin-key", ADMIN_KEY]
+    flags += ["--restart-hold-s", str(HOLD_S), "--max-num-batched-tokens", "64"]
+    flags += ["--pipeline-parallel", "3", "--remote-stages", *addresses]
+    with tempfile.TemporaryFile("w+") as log, ExitStack() as stack:
+        server = ServerProcess(flags, has_own_session=True)
+        stack.callback(server.stop)
+        wait_until(server.run_dir.join_keys.exists, END_TIMEOUT_S)
+        first, second, standby = (
+            stack.enter_context(joining(address, server.run_dir.join_keys, log, retry_s=60))
+            for address in (*addresses, addresses[0])
+        )
+        target = server.wait_until_ready(READY_TIMEOUT_S)
+        ring = RingClient(f"http://{target.host}:{target.port}", server.run_dir)
+        check_wrong_key(addresses[0], tmp_path, log)
+        victims = (
+            lambda: kill(rank_pid(second, "rank2")),
+            lambda: kill(next(joiner.pid for joiner in (first, standby) if rank_pid(joiner, "rank1"))),
+            lambda: ring.kill("rank1"),  # the proxy
+        )
+        for num_deaths, harm in enumerate(victims, 1):
+            num_tokens = 0
+
+            def harm_amid_streams(more: int, harm: Any = harm) -> None:
+                nonlocal num_tokens
+                is_first = num_tokens < NUM_STREAMS * 20 <= num_tokens + more
+                num_tokens += more
+                if is_first:
+                    harm()
+
+            got = ring.generate_all(requests, harm_amid_streams)
+            assert [(one.text, one.token_ids) for one in got] == undisturbed
+            assert max(one.attempts for one in got) > 1
+            for name in ("scheduler", "rank1", "rank2"):
+                ring.wait_for_restart(name, num_deaths)
+        cached = ring.generate_all(requests)
+        assert [(one.text, one.token_ids) for one in cached] == undisturbed
+        ring.wait_until_empty()
+        assert ring.status("scheduler")["gauges"]["prefix_hit_tokens"] > 0
+        assert ring.status("rank2")["gauges"]["stage"] == 2
+        assert server.stop() == 0, server.log_text()
+        assert sorted(joiner.wait(END_TIMEOUT_S) for joiner in (first, second, standby)) == [-signal.SIGKILL, 0, 0]
+        log.seek(0)
+        text = log.read()
+        assert "the head does not know this key" in text
+        assert len(re.findall("joined .* as rank1", text)) == 4, text
