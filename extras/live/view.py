@@ -9,6 +9,7 @@ from extras.live.traffic import UNKNOWN_COST, Cost
 from frontend.api.operate.request_view import RequestFacts
 from frontend.requests.recent_steps import StepSpan
 from messages.control.processes import ProcessState, ProcessStatus
+from runtime.stage_report import stage_lines
 
 V = TypeVar("V")
 
@@ -55,7 +56,8 @@ class LiveEvent(msgspec.Struct, frozen=True, omit_defaults=True):
 
     All times are nanoseconds of one clock (CLOCK_MONOTONIC of the server's machine), which shows `now_ns`. `requests`
     are by uid: the oldest of `num_open` and the latest that have ended, of each frontend. The end of old steps is not
-    reported. `frontends_missing` is the number of frontends that have not answered.
+    reported. `frontends_missing` is the number of frontends that have not answered. `stages` are lines of text that
+    compare the stages of each engine.
     """
 
     now_ns: int
@@ -65,6 +67,7 @@ class LiveEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     edges: dict[str, float | None] = {}
     requests: dict[str, LiveRequest | None] = {}
     steps: dict[str, StepSpan] = {}
+    stages: list[str] = []
 
 
 def make_process(status: ProcessStatus, cost: Cost | None) -> LiveProcess:
@@ -84,6 +87,7 @@ def make_event(before: LiveState, state: LiveState, now_ns: int) -> LiveEvent:
         edges=_changes(before.edges, state.edges),
         requests=_changes(before.requests, state.requests),
         steps=_new(before.steps, state.steps),
+        stages=list(stage_lines(state.processes)),
     )
 
 

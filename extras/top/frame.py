@@ -25,6 +25,7 @@ def draw_frame(state: Json, title: str, num_columns: int, num_lines: int | None)
         "",
         *_step_lines(state, num_columns - 9),
         *_cache_lines(state),
+        *state["stages"],
         "",
         *join_columns(("REQUEST", "STAGE", "AGE", "PROMPT", "CACHED", "OUTPUT", "WAITS FOR"), _request_rows(state)),
     ]

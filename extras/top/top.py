@@ -127,7 +127,7 @@ def merge(state: Json, event: Json) -> None:
         else:
             state[name] = value
     state["steps"] = dict(list(state["steps"].items())[-MAX_STEPS:])
-    state["frontends_missing"] = event.get("frontends_missing", 0)
+    state |= {"frontends_missing": event.get("frontends_missing", 0), "stages": event.get("stages", [])}
 
 
 def _connect(server: RunningServer) -> http.client.HTTPConnection:

@@ -76,9 +76,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     stages: Annotated[
         str,
         Meta(
-            description="number of layers of each stage, such as 12,20; auto: so that all stages have equal work, as "
-            "far as possible",
-            extra={"metavar": "auto|COUNTS"},
+            description="number of layers of each stage, such as 12,20; auto: so that the slowest stage takes the "
+            "least time; one-stream: so that all together do; both by the measured speed and the free memory of each",
+            extra={"metavar": "auto|one-stream|COUNTS"},
         ),
     ] = "auto"
     external: Annotated[

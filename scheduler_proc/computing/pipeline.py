@@ -80,6 +80,8 @@ class Pipeline:
         self.place, self.everyone, self.within = place, everyone, within
         self.computing_s = self.waiting_s = 0.0
         """The seconds that this stage has computed since the start, and waited for messages of the previous one."""
+        self.split = ""
+        """In the scheduler: the layers of each stage and why, if that was not set by hand."""
         self._sent: deque[tuple[Any, Tensor]] = deque()
 
     @contextmanager

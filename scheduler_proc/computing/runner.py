@@ -13,7 +13,7 @@ from scheduler_proc.computing.kv_cache.kv_memory import KVMemory
 from scheduler_proc.computing.model.adapters import HostAdapter
 from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.pipeline import PublishedStep
-from scheduler_proc.computing.sampling.plan import SamplingPlan, plan_sampling
+from scheduler_proc.computing.sampling.plan import GREEDY, SamplingPlan, plan_sampling
 from scheduler_proc.computing.sampling.results import Result, compute_result, read_result
 from scheduler_proc.computing.step.rewritten_batches import with_known_tokens
 from scheduler_proc.computing.step.shapes import StepLimits
@@ -149,7 +149,7 @@ class Runner:
             batch = with_known_tokens(batch, self.next_tokens)
         for feature in self._limits.required:
             assert feature.is_in(batch), f"a step has no columns of {feature.name}"
-        sampling = plan_sampling(batch, self._vocab_size)
+        sampling = plan_sampling(batch, self._vocab_size) if self._is_last else GREEDY
         forward = self.forward_passes.prepare(batch, sampling.columns)
         fetched = self._device.submit(partial(self._compute, batch, forward, sampling))
         return LaunchedStep(self, batch.step_id, sampling, fetched)

@@ -16,6 +16,7 @@ from messages.control import admin
 from messages.errors import SluiceError
 from messages.program import PROGRAM, START
 from runtime.extras import installed_extras, load_object
+from runtime.stage_report import stage_lines
 from runtime.terminal import without_controls
 from supervisor.admin.tasks import CommandFailedError
 from supervisor.cli.redact import redact_snapshot
@@ -31,7 +32,7 @@ from supervisor.cli.results import (
     print_json,
     show_result,
 )
-from supervisor.cli.show import memory_text, process_table, scaling_text, stage_lines
+from supervisor.cli.show import memory_text, process_table, scaling_text
 from supervisor.client.admin_client import AdminClient
 from supervisor.client.running import NoServerError, RunningServer, WhichServerError, choose_server, find_model_server
 from supervisor.flags import describe_unknown
@@ -154,7 +155,7 @@ def list_processes(options: argparse.Namespace, server: RunningServer, line: Adm
         if result.scaling is not None:
             print(scaling_text(result.scaling))
         print(process_table(result.processes))
-        print("\n".join([memory_text(result), *stage_lines(result.processes)]))
+        print("\n".join([memory_text(result), *stage_lines({one.name: one for one in result.processes})]))
     return DONE
 
 

@@ -1,10 +1,9 @@
 """Results of commands as people read them: tables and lines."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Sequence
 
 from messages.control.admin import ProcessInfo, ProcessList, Scaling
-from messages.control.processes import ENCODER, kind_of, worker_number
+from messages.control.processes import ENCODER, kind_of
 
 SHOWN_GAUGES = (
     *("requests", "waiting", "running", "streams", "pages_free", "pages_cached", "pages_held"),
@@ -13,10 +12,6 @@ SHOWN_GAUGES = (
 """The gauges that `ps` shows, where a process has them and they are not 0; --json has all."""
 
 COLUMNS = ("PROCESS", "PID", "STATE", "BEAT", "INC", "RESTARTS", "CPU%", "RSS", "QUEUE")
-
-
-MIN_COMPARED_S = 1.0
-"""Before the slowest stage has computed this long, its first steps decide, which are captured."""
 
 
 def process_table(processes: Sequence[ProcessInfo]) -> str:
@@ -41,34 +36,6 @@ def memory_text(server: ProcessList) -> str:
         if kind_of(one.name) == ENCODER and one.placement
     ][:1]
     return "; ".join(texts)
-
-
-def stage_lines(processes: Iterable[ProcessInfo]) -> Iterator[str]:
-    """Yields a line for each engine with stages: how long each computes, and which layer to move, if that helps."""
-    for engine, stages in groupby(_find_stages(processes), key=lambda one: worker_number(one.name)):
-        found = [(one, one.gauges["layers"], one.gauges["computing_s"]) for one in stages]
-        total_s = sum(seconds for *_, seconds in found)
-        if not total_s:
-            continue
-        shares = [f"{one.name} {layers:g} layers {seconds / total_s:.0%}" for one, layers, seconds in found]
-        yield f"stages of engine {engine}, by their part of the computing: {', '.join(shares)}{_advise(found)}"
-
-
-def _find_stages(processes: Iterable[ProcessInfo]) -> list[ProcessInfo]:
-    """Returns the first rank of each stage, in the order of the layers, engine by engine."""
-    found = {(worker_number(one.name), one.gauges["stage"]): one for one in processes if "stage" in one.gauges}
-    return [found[key] for key in sorted(found)]
-
-
-def _advise(stages: Sequence[tuple[ProcessInfo, float, float]]) -> str:
-    """Returns the flag that moves a layer from the slowest stage to the fastest one, if the slowest is then faster."""
-    (slowest, layers, seconds) = max(stages, key=lambda stage: stage[2])
-    (fastest, others, least_s) = min(stages, key=lambda stage: stage[2])
-    if seconds < MIN_COMPARED_S or layers < 2 or least_s + least_s / others >= seconds:
-        return ""
-    changes = {slowest.name: -1, fastest.name: 1}
-    counts = ",".join(f"{count + changes.get(one.name, 0):g}" for one, count, _ in stages)
-    return f"; {slowest.name} is the slowest: try --stages {counts}"
 
 
 def join_columns(headings: Sequence[str], cells: Iterable[Sequence[str]]) -> list[str]:

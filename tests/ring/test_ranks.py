@@ -1,12 +1,14 @@
 """An engine of two ranks, or of three stages, with streams: text stays exact, whichever process dies."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -101,3 +103,23 @@ def test_streams_of_a_dead_stage_move_to_another_engine(
     ring.wait_until_empty()
     assert ring.gauges("scheduler-2")["resumed_tokens"] > 0
     assert ring.status("rank1-2")["num_restarts"] == 0
+
+
+def test_options_of_requests_give_the_same_texts(ring: RingClient, plain_ring: RingClient):
+    """A grammar, penalties, biases, and logprobs, whose last bits differ if ranks add up parts of sums."""
+    drawn = {"temperature": 0.8, "seed": 7, "presence_penalty": 0.7, "frequency_penalty": 0.4}
+    asked: list[dict[str, Any]] = [
+        {"structured_outputs": {"regex": "[a-c]{4}-[0-9]{3}"}, "repetition_penalty": 1.2, **drawn},
+        {"temperature": 0.0, "logprobs": 3, "logit_bias": {"70": 9.5}},
+        {"temperature": 0.0, "prompt_logprobs": 2, "bad_words": ["a"], "min_p": 0.1},
+    ]
+    config = ring.run_dir.read_config()
+    for fields in asked:
+        body = {"model": config.facts.served_names[0], "prompt": "Name a king.", "max_tokens": 16, **fields}
+        staged, alone = (httpx.post(f"{one.url}/v1/completions", json=body, timeout=60) for one in (ring, plain_ring))
+        assert staged.status_code == 200, staged.text
+        (own,), (expected,) = (reply.json()["choices"] for reply in (staged, alone))
+        assert own["text"] == expected["text"]
+        assert own == expected or config.run.tensor_parallel > 1
+        if "structured_outputs" in fields:
+            assert re.fullmatch("[a-c]{4}-[0-9]{3}", own["text"])

@@ -16,7 +16,7 @@ export class Live {
   }
 
   clear() {
-    Object.assign(this, {processes: {}, edges: {}, requests: {}, steps: new Map(), numOpen: 0, missing: 0, now: 0, isLost: false});
+    Object.assign(this, {processes: {}, edges: {}, requests: {}, steps: new Map(), stages: [], numOpen: 0, missing: 0, now: 0, isLost: false});
   }
 
   /** Seconds from a stamp to the latest event. */
@@ -79,6 +79,7 @@ export class Live {
     this.now = event.now_ns;
     this.numOpen = event.num_open;
     this.missing = event.frontends_missing ?? 0;
+    this.stages = event.stages ?? [];
     for (const part of ["processes", "edges", "requests"]) {
       for (const [key, value] of Object.entries(event[part] ?? {})) {
         if (value === null) delete this[part][key];

@@ -32,6 +32,7 @@ export class Processes {
   }
 
   show(live) {
+    write(find("stages"), live.stages.join("\n"));
     keep(find("processes").tBodies[0], this.rows, Object.keys(live.processes), name => this.makeRow(name));
     for (const [name, row] of this.rows) {
       const process = live.processes[name];

@@ -12,6 +12,7 @@ from scheduler_proc.computing.backends.backend import ModelParts, SharedWeights
 from scheduler_proc.computing.hf_config import HfConfig, read_hf_config
 from scheduler_proc.computing.loading.identity import memory_identity
 from scheduler_proc.computing.loading.roles import Models, drafting_config, no_mtp_head
+from scheduler_proc.computing.loading.stage_placement import place_layers
 from scheduler_proc.computing.loading.target import Target
 from scheduler_proc.computing.loading.tied_head import has_own_head
 from scheduler_proc.computing.loading.weights import (
@@ -28,7 +29,6 @@ from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families.registry import find_family
 from scheduler_proc.computing.model.mtp_decoder import MtpDecoder, describe_mtp
 from scheduler_proc.computing.model.sharding import Shard
-from scheduler_proc.computing.model.stage_split import split_layers
 from scheduler_proc.computing.pipeline import WHOLE
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.step.inputs import Role
@@ -50,7 +50,7 @@ class FamilyLoader:
         self._pipeline = target.pipeline if role == "main" else WHOLE
         whole, place, layers = self._describe(hf_config), self._pipeline.place, None
         if place.num_stages > 1:
-            layers = split_layers(whole, place.num_stages, config.run.stages)[place.stage]
+            layers = place_layers(config, whole, target, lambda: self._find_segments(Shard(whole)))[place.stage]
             log.info("stage %d of %d: layers %d to %d", place.stage + 1, place.num_stages, layers[0], layers[-1])
         self._shard = Shard(whole, place.rank, place.num_ranks, layers)
         self.descriptions: dict[Role, ModelDescription] = {role: self._shard.own}
@@ -102,7 +102,10 @@ class FamilyLoader:
 
     @cached_property
     def _segments(self) -> Segments | None:
-        return {} if self._checkpoint is None else find_segments(self._shard, self._family, self._checkpoint)
+        return self._find_segments(self._shard)
+
+    def _find_segments(self, shard: Shard) -> Segments | None:
+        return {} if self._checkpoint is None else find_segments(shard, self._family, self._checkpoint)
 
     def _describe(self, hf_config: HfConfig) -> ModelDescription:
         """Returns the model that config.json describes, but with the checkpoint's own head, if it has one.

@@ -52,12 +52,13 @@ class LoadedModels:
                 degraded.append(factory.warm_up(runners[role], caches[role]))
             factory.populate(caches[role], report, is_file=memory is not None and role == "main")
         target.pipeline.begin_service()
+        split = target.pipeline.split
         store, missing = plan.open_tiers(caches["main"], factories["main"].device, target.place.engine)
         return _join(
             runners,
             RunnerParts(
                 degraded="; ".join(filter(None, [*degraded, missing])),
-                placement=target.placement.texts,
+                placement=target.placement.texts | ({"stages": split} if split else {}),
                 page_memory=memory,
                 page_store=store,
                 publish=publish,

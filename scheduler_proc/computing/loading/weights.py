@@ -95,7 +95,7 @@ class ShardWeights:
             ) from None
         num_rows = sum(map(len, self.parts[name].rows))
         if num_rows < shape[0]:
-            weight.set_rows(num_rows, _make_zeros((shape[0] - num_rows, *shape[1:]), weight_format, form))
+            weight.set_rows(num_rows, make_zeros((shape[0] - num_rows, *shape[1:]), weight_format, form))
         return weight
 
     def _set_rows(self, weight: Weight, name: str, first_row: int, rows: Rows, is_in_blocks: bool) -> None:
@@ -128,7 +128,8 @@ class ShardWeights:
             self.weights[HEAD] = QUANTIZING[quantization].quantize(self.weights[name].stored)
 
 
-def _make_zeros(shape: tuple[int, ...], weight_format: WeightFormat, form: str) -> Rows:
+def make_zeros(shape: tuple[int, ...], weight_format: WeightFormat, form: str) -> Rows:
+    """Returns rows of zeros for a weight of this format, in blocks of `form` if it is one of blocks."""
     if weight_format.name in BLOCK_FORMATS:
         blocks = torch.zeros(shape[0], row_bytes(form, shape[1]), dtype=torch.uint8)
         return BlockRows(blocks, form, shape[1])

@@ -35,6 +35,7 @@ def first() -> dict[str, Any]:
             "3": request("younger", 98, waits={"text": "all 2 rows are taken"}),
             "4": request("older", 97),
         },
+        "stages": ["stages of engine 1, by their part of the computing: rank1 3 layers 49%"],
         "steps": {"a": [SECOND, SECOND + 2_000_000, 16, 4], "b": [2 * SECOND, 2 * SECOND + 4_000_000, 0, 5]},
     }
 
@@ -57,6 +58,7 @@ def test_a_frame_shows_the_server():
         "50 of 100 pages in use, 25 free",
         "all 2 rows are taken",
         "ended: length  took 6.0s",
+        "stages of engine 1, by their part",
     ):
         assert fragment in text, fragment
     names = [line.split()[0] for line in text.splitlines()[-4:]]

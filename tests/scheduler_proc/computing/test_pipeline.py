@@ -161,7 +161,7 @@ def test_ranks_are_counted_from_the_schedulers_stage() -> None:
 @pytest.mark.parametrize(
     ("variant", "num_stages", "stages", "message"),
     [
-        ("llama-gqa-tied", 2, "1,1", "--stages 1,1: expected auto, or 2 numbers"),
+        ("llama-gqa-tied", 2, "1,1", "--stages 1,1: expected auto, one-stream, or 2 numbers"),
         ("llama-gqa-tied", 2, "many", "--stages many: expected auto"),
         ("llama-gqa-tied", 9, "auto", "--pipeline-parallel 9: the model's 3 layers are 3 stages at most"),
         ("gemma4-shared-kv", 3, "auto", "--pipeline-parallel 3: the model's 7 layers are 2 stages at most"),
