@@ -129,9 +129,14 @@ class Inbox:
                 self.logprobs[key].append((token_id, logprob, top[:num_top]))
 
 
-class Bench:
-    """A scheduler, a simulated runner and an inbox, stepped by hand and checked after every move.
+NUM_CHECKED, CHECKED_EACH = 90, 7
+"""A step has three moves or two, so all kinds of moves are checked in turn."""
 
+
+class Bench:
+    """A scheduler, a simulated runner and an inbox, stepped by hand and checked after its moves.
+
+    The first `NUM_CHECKED` moves are all checked, later ones as `CHECKED_EACH` says: checks took half of the time.
     It takes over what is in `pages`, if they are given, and keeps pages in `store`. An encoder answers while nothing
     else can run.
     """
@@ -188,11 +193,17 @@ class Bench:
                 store.states.by_slot = self.runner.state_slots
         self.inbox = Inbox()
         self.max_num_batched_tokens = max_num_batched_tokens
+        self._num_moves = 0
+
+    def _check(self) -> None:
+        self._num_moves += 1
+        if self._num_moves <= NUM_CHECKED or self._num_moves % CHECKED_EACH == 0:
+            self.scheduler.check()
 
     def send(self, *messages: ToScheduler) -> None:
         for message in messages:
             self.scheduler.receive(message)
-            self.scheduler.check()
+            self._check()
         self.inbox.take(self.scheduler.pop_replies())
 
     def plan(self) -> Batch | None:
@@ -213,14 +224,14 @@ class Bench:
         self.inbox.take(self.scheduler.pop_replies())
         if batch is None:
             return {}
-        self.scheduler.check()
+        self._check()
         assert len(batch.token_ids) // 4 <= self.max_num_batched_tokens, "the step is over its budget"
         if self.adapters is not None:
             for slot, key in self.adapters.placements.items():
                 self.runner.place_adapter(slot, key)
             self.adapters.placements.clear()
         self.scheduler.commit(self.runner.run(batch))
-        self.scheduler.check()
+        self._check()
         self.inbox.take(self.scheduler.pop_replies())
         return dict(zip(unpack_int64(batch.uids), unpack_int32(batch.query_lens), strict=True))
 
@@ -242,6 +253,7 @@ class Bench:
         return self.scheduler.gauges()[name]
 
     def check_idle(self) -> None:
+        self.scheduler.check()
         assert not self.runner.is_wrong, "a step was planned wrongly"
         gauges = self.scheduler.gauges()
         for name in ("requests", "waiting", "running", "prefilling", "decoding", "replies", "pages_in_use"):
