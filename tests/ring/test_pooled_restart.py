@@ -50,7 +50,9 @@ def test_all_texts_get_the_same_vectors(ring: RingClient, undisturbed: dict[str,
         num_before = ring.num_continued()
         with ThreadPoolExecutor() as pool:
             reply = pool.submit(embed, ring)
-            wait_until(lambda: 0 < num_open(ring) < NUM_TEXTS, TIMEOUT_S, lambda: "no text was in the ring")
+            wait_until(
+                lambda: reply.done() or 0 < num_open(ring) < NUM_TEXTS, TIMEOUT_S, lambda: "no text was in the ring"
+            )
             num_restarts = ring.kill(process, signal.SIGKILL)
             got = reply.result().json()
         ring.wait_for_restart(process, num_restarts)
