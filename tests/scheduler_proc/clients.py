@@ -136,7 +136,7 @@ NUM_CHECKED, CHECKED_EACH = 90, 7
 class Bench:
     """A scheduler, a simulated runner and an inbox, stepped by hand and checked after its moves.
 
-    The first `NUM_CHECKED` moves are all checked, later ones as `CHECKED_EACH` says: checks took half of the time.
+    Each of the first `NUM_CHECKED` moves is checked, then one in `CHECKED_EACH`: checks took half of the time.
     It takes over what is in `pages`, if they are given, and keeps pages in `store`. An encoder answers while nothing
     else can run.
     """

@@ -219,7 +219,7 @@ class OverlappedBench(Bench):
             assert len(batch.token_ids) // 4 <= self.max_num_batched_tokens, "the step is over its budget"
             self._planned = dict(zip(unpack_int64(batch.uids), unpack_int32(batch.query_lens), strict=True))
         self.stepper.step(batch, self.device.now_s)
-        self.scheduler.check()
+        self._check()
         self.inbox.take(self.scheduler.pop_replies())
         return self._planned
 
