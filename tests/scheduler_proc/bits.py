@@ -40,7 +40,7 @@ from tests.scheduler_proc.simulated_drafter import plan_all_drafts
 PAGE_SIZE, OTHER_PAGE_SIZES, NUM_PAGES = 4, (1, 16, 128), 3000
 PLENTY, SCARCE, SCARCE_STATES = 400, 38, 4
 NUM_TEXTS, NUM_TOP = 8, 2
-LENGTH = 60
+LENGTH = 48
 """Tokens of each text. `tests/kernels/operations/test_attention_bits.py` has longer ones."""
 
 VARIANTS = list(dict.fromkeys(variant for variants in EVERY_ARCHITECTURE.values() for variant in variants))
@@ -298,7 +298,7 @@ def continued(texts: Texts) -> list[str]:
     """After a restart the cache is empty, and clients have some tokens."""
     run = Run(texts, Budget(NUM_TEXTS, 64))
     for text in range(NUM_TEXTS):
-        run.send(text, 1 + 3 * text, 5 + 4 * text)
+        run.send(text, 1 + 3 * text, 5 + 2 * text)
     return run.differences()
 
 
@@ -311,7 +311,7 @@ def call_by_call(texts: Texts) -> list[str]:
 
 def prompts_of_some_lengths(run: Run, **params: Any) -> list[str]:
     for text in range(NUM_TEXTS):
-        run.send(text, 1 + 7 * text, **params)
+        run.send(text, 1 + 5 * text, **params)
     return run.differences()
 
 

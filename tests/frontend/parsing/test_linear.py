@@ -128,7 +128,7 @@ def test_text_is_not_copied_with_each_token(name: str):
 
     for kind in ("spaces", "a string", "an argument", "a call in a thought"):
         begin, unit = answers(name)[kind]
-        short, long = (begin + unit * (num // len(unit)) for num in (12_500, 200_000))
+        short, long = (begin + unit * (num // len(unit)) for num in (6_250, 100_000))
         growths: list[float] = []
         while len(growths) < 5 and min(growths, default=100) >= 25:  # other programs may have been in the way
             growths.append(seconds(long) / min(seconds(short) for _ in range(2)))

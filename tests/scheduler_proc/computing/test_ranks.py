@@ -28,7 +28,8 @@ from tests.scheduler_proc.computing.ranks import ranks_of
 from tests.scheduler_proc.computing.test_generation import make_prompts
 
 PROMPTS = make_prompts([1, 15, 17, 40, CONTEXT - 9])
-SCHEDULE = Schedule(chunk_tokens=15, stagger=1, seed=2)
+SCHEDULE = Schedule(chunk_tokens=24, stagger=1, seed=2)
+NUM_TOKENS = 4
 PARAMS = [
     GREEDY,
     SamplingParams(8, temperature=0.9, seed=5),
@@ -123,9 +124,9 @@ def test_several_ranks_give_the_tokens_of_one(
     build_checkpoint(tmp_path, variant, **overrides)
     prompts = [[token % 300 for token in prompt] for prompt in PROMPTS]
     alone = load_runner(make_config(tmp_path, **flags), lambda text, part: None)
-    expected = generate(alone, prompts, 6, SCHEDULE, PARAMS)
+    expected = generate(alone, prompts, NUM_TOKENS, SCHEDULE, PARAMS)
     with ranks_of(tmp_path, num_ranks, tmp_path / "ranks", **flags) as (leader, *_):
-        assert generate(leader, prompts, 6, SCHEDULE, PARAMS) == expected
+        assert generate(leader, prompts, NUM_TOKENS, SCHEDULE, PARAMS) == expected
 
 
 class EagerDevice(LateDevice):

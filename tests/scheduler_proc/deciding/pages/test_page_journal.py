@@ -153,7 +153,7 @@ def test_a_record_that_is_cut_off_at_any_byte_is_not_used(is_used_before: bool):
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_other_byte_in_a_record_is_noticed(data: st.DataObject):
     memory = Pages()
     seal_some(memory.journal())
