@@ -37,8 +37,9 @@ INLINE void KV(ask_lines)(KV(cursor) *c, int count) {
       c->next.num_tokens = 0;
       if (c->token >= c->here.num_tokens) return;
     }
-    __builtin_prefetch((const char *)(c->here.from + c->here.offsets[c->token]) + c->line * LINE_BYTES, 0,
-                       KV_ON_TILES ? 2 : ASKED_NEAR);
+    const char *line = (const char *)(c->here.from + c->here.offsets[c->token]) + c->line * LINE_BYTES;
+    if (KV_ON_TILES || PREFETCHES_FAR) __builtin_prefetch(line, 0, 2);
+    else __builtin_prefetch(line, 0, 0);
     if (++c->line == c->num_lines) c->line = 0, c->token++;
   }
 }

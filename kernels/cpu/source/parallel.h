@@ -11,6 +11,9 @@ typedef void (*parallel_region_fn)(void (*work)(void *), void *data, unsigned nu
 
 extern parallel_region_fn sluice_parallel_region;
 
+/* Whether this processor's cores read memory faster into the L2 cache than into the L1 cache alone. */
+extern int sluice_prefetches_far;
+
 /* Returns how many threads take items. */
 int sluice_num_threads(void);
 

@@ -4,6 +4,8 @@
 
 #include <stdlib.h>
 
+int sluice_prefetches_far = 0;
+
 #if defined(__x86_64__) && defined(__linux__)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -15,6 +17,13 @@ static int has_tiles(void) {
   unsigned a, b, c, d;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & AMX_BF16) || !(d & AMX_TILE) || !(d & AMX_INT8)) return 0;
   return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+
+/* Zen 4 is family 25. */
+static __attribute__((constructor)) void know_processor(void) {
+  unsigned a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || (a >> 8 & 15) != 15) return;
+  sluice_prefetches_far = (a >> 20 & 255) + 15 == 25;
 }
 #else
 static int has_tiles(void) { return 0; }
