@@ -93,7 +93,8 @@ def source_of_drafts(config: Config, runner: Runner) -> str:
     source = config.scheduling.speculative
     if source != "auto":
         return source
-    return "none" if runner.placement.get("device", "cpu").startswith("cuda") else "ngram"
+    is_on_gpu = runner.can_overlap or runner.placement.get("device", "cpu").startswith("cuda")
+    return "none" if is_on_gpu else "ngram"
 
 
 def make_draft_planner(config: Config, runner: Runner, cache: BlockAllocator) -> DraftPlanner | None:

@@ -110,7 +110,7 @@ def tokens_of(outputs: list[Output]) -> list[list[int]]:
 def test_steps_that_are_planned_while_others_run_on_a_cpu_give_the_same_tokens(
     model_dir: Path, flags: dict[str, object]
 ) -> None:
-    flags = {"quantization": "int8", "cpu_threads": 3, **flags}
+    flags = {"quantization": "int8", "cpu_threads": 3, "speculative": "none", **flags}
     ahead, alone = (OfflineEngine(make_config(model_dir, overlap=overlap, **flags)) for overlap in (True, False))
     if find_kernel("embed", torch.float32) is None:
         pytest.skip("there are no C kernels here")
