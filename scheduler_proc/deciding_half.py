@@ -88,10 +88,19 @@ def make_adapter_slots(config: Config, runner: Runner, wake: Callable[[], None] 
     return AdapterSlots(num_slots, reader, in_memory)
 
 
+def source_of_drafts(config: Config, runner: Runner) -> str:
+    """Returns --speculative; for auto the kind that it stands for on this device."""
+    source = config.scheduling.speculative
+    if source != "auto":
+        return source
+    is_on_gpu = runner.can_overlap or runner.placement.get("device", "cpu").startswith("cuda")
+    return "none" if is_on_gpu else "ngram"
+
+
 def make_draft_planner(config: Config, runner: Runner, cache: BlockAllocator) -> DraftPlanner | None:
-    """Returns the planner of draft tokens, `None` without --speculative."""
+    """Returns the planner of draft tokens, `None` without speculation."""
     facts, num_drafts = config.facts, config.scheduling.num_speculative_tokens
-    if config.scheduling.speculative == "ngram":
+    if source_of_drafts(config, runner) == "ngram":
         return DraftPlanner(cache, NgramDrafter(num_drafts, cache), DraftLengths())
     if runner.draft_runner is None:
         return None

@@ -22,7 +22,7 @@ from runtime.profiling import Observer, Part
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.torch_import import import_torch
 from scheduler_proc.deciding.scheduler import Scheduler
-from scheduler_proc.deciding_half import close_store, make_scheduler
+from scheduler_proc.deciding_half import close_store, make_scheduler, source_of_drafts
 from scheduler_proc.encoder_senders import EncoderSenders
 from scheduler_proc.grammar_builder import GrammarBuilder
 from scheduler_proc.ranks import load_as_leader
@@ -103,7 +103,7 @@ def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:
         use(scheduler, stepper)
     add_profile(link, scheduler, stepper)
     settle_memory()
-    link.ready(runner.degraded, runner.placement)
+    link.ready(runner.degraded, {**runner.placement, "speculative": source_of_drafts(link.config, runner)})
     num_idle_turns = 0
     with closing(stepper):
         while not link.is_stopping:

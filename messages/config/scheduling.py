@@ -35,13 +35,13 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="plan the next step while the current one runs, and on a GPU also launch it"),
     ] = True
     speculative: Annotated[
-        Literal["none", "ngram", "draft", "mtp"],
+        Literal["auto", "none", "ngram", "draft", "mtp"],
         Meta(
             description="speculative decoding, which does not change the output; ngram: draft from the "
             "prompt, the output and other requests; draft: draft with --draft-model; mtp: draft with the model's "
-            "multi-token prediction head"
+            "multi-token prediction head; auto: ngram on a CPU, none on a GPU"
         ),
-    ] = "none"
+    ] = "auto"
     draft_model: Annotated[
         str,
         Meta(

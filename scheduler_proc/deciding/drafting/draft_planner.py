@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from scheduler_proc.deciding.drafting.draft_lengths import DraftLengths
 from scheduler_proc.deciding.drafting.draft_model import DraftLimits, DraftModel
 from scheduler_proc.deciding.drafting.draft_state import FORCED, AcceptanceRate, Drafts, DraftSteps
-from scheduler_proc.deciding.drafting.drafts import Draft, Drafter
+from scheduler_proc.deciding.drafting.drafts import MAX_SPARSE, Draft, Drafter
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.page_observer import PageObserver
 from scheduler_proc.deciding.pages.running_request import Chunk, Records, Req
@@ -48,6 +48,9 @@ class DraftPlanner(PageObserver):
         self._proposal_s = 0.0
         """The time of the latest plan's proposal."""
         self.proposal: DraftSteps | None = None
+        self._num_plans = self._num_idle_plans = 0
+        """All plans so far, and the next ones that have no draft tokens, if they are for `_idle_reqs`."""
+        self._idle_reqs: list[Req] = []
         self._chunks: list[Chunk] = []
         self._num_tokens_left = 0
         """The draft tokens that the step may still get."""
@@ -58,31 +61,47 @@ class DraftPlanner(PageObserver):
     def on_finished(self, uid: int) -> None:
         self._known.pop(uid, None)
 
+    @property
+    def is_idle(self) -> bool:
+        """True if the next plan for the rows of the latest one has no draft tokens, whatever tokens they get."""
+        return self._num_idle_plans > 0
+
     def plan(self, rows: DecodeRows, max_num_tokens: int) -> Sequence[Chunk]:
         """Returns a chunk for each of `rows` that has draft tokens: at most `max_num_tokens`, if there are pages.
 
         Tokens that a row's grammar forces precede those of the drafter. Each draft token has a recurrent state, if
         layers have any. In its own steps, the draft model computes the rest of `max_num_tokens` at most.
         """
+        self._num_plans += 1
+        if self._num_idle_plans and rows.reqs == self._idle_reqs:
+            self._num_idle_plans -= 1
+            return NO_CHUNKS  # most steps end here, so it must be cheap
         drafter, slots = self._drafter, self._slots
         draft_limit = max_num_tokens if slots is None else min(max_num_tokens, slots.num_for_drafts)
         proposed: list[tuple[Req, Draft, AcceptanceRate | None]] = []
+        num_idle_plans = MAX_SPARSE if self._model is None else 0
         for req, known in zip(rows.reqs, self._known.of(rows.reqs), strict=True):
             pending, num_tokens = req.pending, len(req.token_ids)
             if pending.grammar is None and num_tokens < known.idle_until:
+                num_idle_plans = min(num_idle_plans, known.idle_until - num_tokens - 1)
                 continue
             limit = min(draft_limit, pending.max_len - num_tokens - 1)
             if limit <= 0:
+                num_idle_plans = 0
                 continue
             if pending.grammar is not None and (forced_ids := pending.grammar.forced_ids(limit)):
                 proposed.append((req, *self._forced(req, forced_ids)))
             elif drafter is not None:
                 draft = drafter.propose(req, limit)
                 known.idle_until = draft.idle_until
+                if draft.idle_until > num_tokens:  # rows that are asked seldom are asked in the same steps
+                    known.idle_until -= self._num_plans % (draft.idle_until - num_tokens)
                 if draft.token_ids:
                     proposed.append((req, draft, None))
+            num_idle_plans = min(num_idle_plans, max(0, known.idle_until - num_tokens - 1))
+        self._num_idle_plans, self._idle_reqs = num_idle_plans, rows.reqs[:]
         if not proposed and self._model is None:
-            return NO_CHUNKS  # many steps end here, so it must be cheap
+            return NO_CHUNKS
         self._chunks, self._num_tokens_left, self._proposal_s = [], draft_limit, 0.0
         self._lengths.begin_step(len(rows))
         if proposed:

@@ -28,9 +28,10 @@ class Draft(NamedTuple):
 
 NO_DRAFT = Draft(array(INT32), ())
 
-SPARSE_CHANCE, SPARSE_TOKENS = 0.28, 4
-"""If a match of two tokens is less likely right than `SPARSE_CHANCE` and there is none, the next search is
-`SPARSE_TOKENS` tokens later. A search takes a part of a short step, and repetitions are found only a little later."""
+SPARSE_CHANCE, MIN_SPARSE, MAX_SPARSE = 0.28, 4, 32
+"""If a match of two tokens is less likely right than `SPARSE_CHANCE` and there is none, the next search is `MIN_SPARSE`
+tokens later, and after each further search in vain twice as many, at most `MAX_SPARSE`. A search takes a part of a
+short step, steps without one are planned ahead, and repetitions are found only a little later."""
 
 
 class Drafter(Protocol):
@@ -45,13 +46,15 @@ class Drafter(Protocol):
 class _Search:
     """The searches for one request's next tokens.
 
-    `match` is an earlier occurrence of its last tokens, `continuation` what followed them in other requests.
+    `match` is an earlier occurrence of its last tokens, `continuation` what followed them in other requests, `sparse`
+    the number of tokens between the latest searches in vain.
     """
 
-    __slots__ = ("continuation", "match")
+    __slots__ = ("continuation", "match", "sparse")
 
     def __init__(self, rates: MatchRates, cache: BlockAllocator | None):
         self.match = NgramMatch(MatchRates(rates))
+        self.sparse = 0
         self.continuation = None if cache is None else Continuation(cache.page_size, self.match.rates)
 
 
@@ -88,7 +91,10 @@ class NgramDrafter(PageObserver):
             if others and not (match.place and match.rates.chance(KINDS[match.length]) >= chance):
                 return Draft(others, [chance] * len(others))
         if match.place:
+            if match.length > MIN_LENGTH:
+                search.sparse = 0
             return Draft(match.next_ids(text_ids, num_drafts), match.chances(num_drafts))
         if match.rates.chance(KINDS[MIN_LENGTH]) < SPARSE_CHANCE:
-            return Draft(NO_DRAFT.token_ids, (), len(token_ids) + SPARSE_TOKENS)
+            search.sparse = min(max(MIN_SPARSE, 2 * search.sparse), MAX_SPARSE)
+            return Draft(NO_DRAFT.token_ids, (), len(token_ids) + search.sparse)
         return NO_DRAFT

@@ -28,7 +28,7 @@ class CpuRunnerFactory:
         self.device = CpuDevice()
 
     def make_runner(self, cache: KVTensors) -> Runner:
-        may_overlap = self._config.scheduling.overlap and self._config.scheduling.speculative == "none"
+        may_overlap = self._config.scheduling.overlap and self._config.scheduling.speculative not in ("draft", "mtp")
         passes = CpuForwardPasses(self._decoder, cache, self.device, self._limits, may_overlap=may_overlap)
         return Runner(self._decoder, self.device, passes, self._limits, cache.num_pages)
 
