@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from kernels.formats import registry
-from kernels.gpu.triton_kernels import NAMES
+from kernels.gpu.triton_kernels import list_operations
 from scheduler_proc.computing.load_runner import load_runner
 from scheduler_proc.computing.loading import formats
 from scheduler_proc.computing.model.attention_description import AttentionDescription
@@ -19,11 +19,12 @@ from tests.scheduler_proc.computing.drive import Schedule, generate
 from tests.scheduler_proc.computing.loading.adapters.adapter_cases import make_adapter, merge
 from tests.scheduler_proc.computing.reference import assert_greedy
 
-ATTENTION = {"paged_decode", "paged_prefill"} & set(NAMES)
+NAMES = set(list_operations())
+ATTENTION = {"paged_decode", "paged_prefill"} & NAMES
 GATED = {"rms_norm", "silu_mul", "rotate_store"}
 EXPERTS = {"route_tokens", "gather_rows", "expert_plain_linear", "combine_experts"}
-MAMBA = {"short_conv", "mamba_scan", "gated_norm"} & set(NAMES)
-LATENT = {"rms_norm", "silu_mul", "store_latents", "latent_decode", "latent_prefill"} & set(NAMES)
+MAMBA = {"short_conv", "mamba_scan", "gated_norm"} & NAMES
+LATENT = {"rms_norm", "silu_mul", "store_latents", "latent_decode", "latent_prefill"} & NAMES
 OPERATIONS = {
     "gpt2": {"layer_norm", "gelu", "rotate_store"},
     "cohere2": {"layer_norm", "silu_mul", "rotate_store"},
@@ -35,9 +36,9 @@ OPERATIONS = {
     "gpt-oss": {"rms_norm", "rotate_store"},
     **dict.fromkeys(("mixtral", "qwen2moe", "qwen3moe", "glm4moe", "dots1", "ernie4-5-moe"), GATED | EXPERTS),
     **dict.fromkeys(("granitemoe", "granitemoe-shared", "olmoe"), GATED | EXPERTS),
-    "qwen3_5": GATED | {"short_conv", "gated_delta", "gated_norm", "sigmoid_gate"} & set(NAMES),
-    "lfm2": GATED | {"short_conv"} & set(NAMES),
-    "lfm2moe": GATED | EXPERTS | {"short_conv"} & set(NAMES),
+    "qwen3_5": GATED | {"short_conv", "gated_delta", "gated_norm", "sigmoid_gate"} & NAMES,
+    "lfm2": GATED | {"short_conv"} & NAMES,
+    "lfm2moe": GATED | EXPERTS | {"short_conv"} & NAMES,
     "mamba2": {"rms_norm"} | MAMBA,
     "granite4-h": GATED | MAMBA,
     "nemotron-h": {"rms_norm", "rotate_store"} | MAMBA,
