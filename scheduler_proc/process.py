@@ -25,7 +25,7 @@ from scheduler_proc.deciding.scheduler import Scheduler
 from scheduler_proc.deciding_half import close_store, make_scheduler, source_of_drafts
 from scheduler_proc.encoder_senders import EncoderSenders
 from scheduler_proc.grammar_builder import GrammarBuilder
-from scheduler_proc.ranks import load_as_leader
+from scheduler_proc.ranks import find_kv_file, load_as_leader
 from scheduler_proc.reply_sender import ReplySender
 from scheduler_proc.step_times import StepTimes
 from scheduler_proc.stepper import Runner, RunningStep, Stepper
@@ -65,13 +65,6 @@ def import_runner(link: ProcessLink) -> LoadRunner:
         return runner
 
     return load_runner
-
-
-def find_kv_file(link: ProcessLink) -> Path | None:
-    """Returns the file in memory for the KV cache of this process, `None` if that ends with the process."""
-    cache = link.config.cache
-    keeps_cache = cache.keep_kv_cache and cache.enable_prefix_caching
-    return link.run_dir.kv_file(place_of(link.name)) if keeps_cache else None
 
 
 def serve(link: ProcessLink, find_loader: FindLoader = import_runner) -> None:

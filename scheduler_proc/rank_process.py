@@ -13,7 +13,8 @@ from runtime.process import ProcessLink, run_process
 from runtime.profiling import Part
 from scheduler_proc.computing.torch_import import import_torch
 from scheduler_proc.neighbours import find_neighbours
-from scheduler_proc.process import find_kv_file, make_observer, settle_memory, step_name
+from scheduler_proc.process import make_observer, settle_memory, step_name
+from scheduler_proc.ranks import find_kv_file
 
 if TYPE_CHECKING:
     from scheduler_proc.computing.kv_cache.page_sums import PageSums

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from messages.channels import Sender
 from messages.config.server import Config
+from messages.control.processes import place_of
 from messages.engine_names import rank_name
 from messages.ring.steps import JoinRanks, ToRank
 from runtime.process import ProcessLink
@@ -14,6 +15,13 @@ from scheduler_proc.neighbours import find_neighbours
 if TYPE_CHECKING:
     from scheduler_proc.computing.loading.loaded_models import LoadedModels
     from scheduler_proc.computing.runner import Runner
+
+
+def find_kv_file(link: ProcessLink) -> Path | None:
+    """Returns the file in memory for the KV cache of this process, `None` if that ends with the process."""
+    cache = link.config.cache
+    keeps_cache = cache.keep_kv_cache and cache.enable_prefix_caching
+    return link.run_dir.kv_file(place_of(link.name)) if keeps_cache else None
 
 
 def load_as_leader(

@@ -125,10 +125,8 @@ class DraftSource(Protocol):
     proposal: DraftSteps | None
     """The steps of the draft model that the latest plan needs."""
 
-    @property
-    def is_idle(self) -> bool:
-        """True if the next plan for the rows of the latest one has no draft tokens, whatever tokens they get."""
-        ...
+    num_idle_plans: int
+    """The next plans for the rows of the latest one that have no draft tokens, whatever tokens these rows get."""
 
     def plan(self, rows: DecodeRows, max_num_tokens: int) -> Sequence[Chunk]:
         """Returns a chunk for each of `rows` that has draft tokens: at most `max_num_tokens`, if there are pages."""

@@ -122,4 +122,4 @@ def test_stages_are_refused_with_the_numbers_of_their_limit(model: Path, make_gr
     groups = {"rank1": make_group("small", LIMIT * 3 // 4)}
     message = r"the stages need 0\.\d\d GiB, and 0\.\d\d GiB are free.* of one request: rank1 0\.19, .*\. Lower"
     with pytest.raises(ServerUnavailableError, match=message):
-        serve(model, groups, ("--pipeline-parallel", "2"))
+        serve(model, groups, ("--pipeline-parallel", "2", "--stages", "4,4"))

@@ -38,7 +38,7 @@ from tests.scheduler_proc.simulated_drafter import AllDrafts
 
 FAMILIES = ("gpt2", "llama-gqa-tied", "qwen3-gqa-tied")
 CONTEXT = 96
-PAGE_SIZE, NUM_PAGES = 4, 48
+PAGE_SIZE, NUM_PAGES = 4, 44
 MAX_ROWS, STEP_TOKENS = 8, 48
 NUM_DRAFTS = 6
 LOGPROB_TOLERANCE = 1e-3

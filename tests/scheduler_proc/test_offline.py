@@ -110,7 +110,7 @@ def tokens_of(outputs: list[Output]) -> list[list[int]]:
 def test_steps_that_are_planned_while_others_run_on_a_cpu_give_the_same_tokens(
     model_dir: Path, flags: dict[str, object]
 ) -> None:
-    flags = {"quantization": "int8", "cpu_threads": 3, "speculative": "none", **flags}
+    flags = {"quantization": "int8", "cpu_threads": 3, **flags}
     ahead, alone = (OfflineEngine(make_config(model_dir, overlap=overlap, **flags)) for overlap in (True, False))
     if find_kernel("embed", torch.float32) is None:
         pytest.skip("there are no C kernels here")
@@ -134,11 +134,11 @@ def test_a_draft_model_has_no_step_planned_ahead(model_dir: Path) -> None:
 @pytest.mark.usefixtures("threads_restored")
 def test_lookup_of_draft_tokens_plans_ahead_where_it_has_none(model_dir: Path) -> None:
     """Sampled text of a model with random weights has no repetitions, greedy text soon has."""
-    config = make_config(model_dir, quantization="int8", cpu_threads=3)
+    config = make_config(model_dir, quantization="int8", cpu_threads=3, speculative="ngram")
     for temperature, may_draft in ((1.0, False), (0.0, True)):
         params = [SamplingParams(max_tokens=100, temperature=temperature, seed=3, ignore_eos=True)]
         ahead = OfflineEngine(config)
-        alone = OfflineEngine(make_config(model_dir, quantization="int8", cpu_threads=3, speculative="none"))
+        alone = OfflineEngine(make_config(model_dir, quantization="int8", cpu_threads=3))
         assert tokens_of(ahead.generate(PROMPTS[:1], params)) == tokens_of(alone.generate(PROMPTS[:1], params))
         gauges = ahead.gauges
         assert (gauges["draft_tokens"] > 50) == may_draft

@@ -22,7 +22,7 @@ from messages.ring.images import ImageInput
 from runtime.images import pixels
 from runtime.images.layout import Layout
 from scheduler_proc.computing.model.span_rows import SpanRows
-from scheduler_proc.computing.vision.families import idefics3
+from scheduler_proc.computing.vision import view_tower
 from scheduler_proc.computing.vision.families.idefics3 import Idefics3Tower
 from scheduler_proc.computing.vision.view_tower import ViewTower
 from scheduler_proc.deciding.pages import running_request
@@ -169,7 +169,7 @@ def lines_are_columns(patch: pytest.MonkeyPatch) -> None:
 
 @mistake
 def patches_of_a_row_begin_one_too_late(patch: pytest.MonkeyPatch) -> None:
-    wrap(patch, idefics3, "shuffle_pixels", lambda real, hidden_TE, *others: real(hidden_TE.roll(1, 0), *others))
+    wrap(patch, view_tower, "shuffle_pixels", lambda real, hidden_TE, *others: real(hidden_TE.roll(1, 0), *others))
 
 
 @mistake

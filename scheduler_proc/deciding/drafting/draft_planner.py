@@ -48,9 +48,9 @@ class DraftPlanner(PageObserver):
         self._proposal_s = 0.0
         """The time of the latest plan's proposal."""
         self.proposal: DraftSteps | None = None
-        self._num_plans = self._num_idle_plans = 0
-        """All plans so far, and the next ones that have no draft tokens, if they are for `_idle_reqs`."""
+        self.num_idle_plans = self._num_plans = 0
         self._idle_reqs: list[Req] = []
+        """The rows of `num_idle_plans`."""
         self._chunks: list[Chunk] = []
         self._num_tokens_left = 0
         """The draft tokens that the step may still get."""
@@ -61,11 +61,6 @@ class DraftPlanner(PageObserver):
     def on_finished(self, uid: int) -> None:
         self._known.pop(uid, None)
 
-    @property
-    def is_idle(self) -> bool:
-        """True if the next plan for the rows of the latest one has no draft tokens, whatever tokens they get."""
-        return self._num_idle_plans > 0
-
     def plan(self, rows: DecodeRows, max_num_tokens: int) -> Sequence[Chunk]:
         """Returns a chunk for each of `rows` that has draft tokens: at most `max_num_tokens`, if there are pages.
 
@@ -73,8 +68,8 @@ class DraftPlanner(PageObserver):
         layers have any. In its own steps, the draft model computes the rest of `max_num_tokens` at most.
         """
         self._num_plans += 1
-        if self._num_idle_plans and rows.reqs == self._idle_reqs:
-            self._num_idle_plans -= 1
+        if self.num_idle_plans and rows.reqs == self._idle_reqs:
+            self.num_idle_plans -= 1
             return NO_CHUNKS  # most steps end here, so it must be cheap
         drafter, slots = self._drafter, self._slots
         draft_limit = max_num_tokens if slots is None else min(max_num_tokens, slots.num_for_drafts)
@@ -99,7 +94,7 @@ class DraftPlanner(PageObserver):
                 if draft.token_ids:
                     proposed.append((req, draft, None))
             num_idle_plans = min(num_idle_plans, max(0, known.idle_until - num_tokens - 1))
-        self._num_idle_plans, self._idle_reqs = num_idle_plans, rows.reqs[:]
+        self.num_idle_plans, self._idle_reqs = num_idle_plans, rows.reqs[:]
         if not proposed and self._model is None:
             return NO_CHUNKS
         self._chunks, self._num_tokens_left, self._proposal_s = [], draft_limit, 0.0

@@ -210,4 +210,4 @@ def test_drafts_from_texts_with_spans_lose_nothing():
     soak = Soak(32, 300, bench, span_share=0.7)
     soak.run()
     soak.check()
-    assert bench.gauge("draft_tokens") > 5
+    assert bench.gauge("draft_tokens") > 2
