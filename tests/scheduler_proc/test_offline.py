@@ -133,16 +133,17 @@ def test_a_draft_model_has_no_step_planned_ahead(model_dir: Path) -> None:
 
 @pytest.mark.usefixtures("threads_restored")
 def test_lookup_of_draft_tokens_plans_ahead_where_it_has_none(model_dir: Path) -> None:
-    """Sampled text of a model with random weights has no repetitions, greedy text soon has."""
-    config = make_config(model_dir, quantization="int8", cpu_threads=3, speculative="ngram")
-    for temperature, may_draft in ((1.0, False), (0.0, True)):
-        params = [SamplingParams(max_tokens=100, temperature=temperature, seed=3, ignore_eos=True)]
-        ahead = OfflineEngine(config)
-        alone = OfflineEngine(make_config(model_dir, quantization="int8", cpu_threads=3))
-        assert tokens_of(ahead.generate(PROMPTS[:1], params)) == tokens_of(alone.generate(PROMPTS[:1], params))
-        gauges = ahead.gauges
-        assert (gauges["draft_tokens"] > 50) == may_draft
-        assert (gauges["steps_ahead"] > 60) == (not may_draft)
+    """Sampled text of a model with random weights has no repetitions; a request that is sent again has the same text."""
+    flags = {"quantization": "int8", "cpu_threads": 3}
+    params = [SamplingParams(max_tokens=100, temperature=1.0, seed=3, ignore_eos=True)]
+    expected = tokens_of(OfflineEngine(make_config(model_dir, **flags)).generate(PROMPTS[:1], params))
+    engine = OfflineEngine(make_config(model_dir, **flags, speculative="ngram"))
+    assert tokens_of(engine.generate(PROMPTS[:1], params)) == expected
+    num_ahead, num_drafts = engine.gauges["steps_ahead"], engine.gauges["draft_tokens"]
+    assert num_ahead > 40
+    assert num_drafts < 10
+    assert tokens_of(engine.generate(PROMPTS[:1], params)) == expected
+    assert engine.gauges["draft_tokens"] > num_drafts + 50
 
 
 @pytest.mark.usefixtures("threads_restored")

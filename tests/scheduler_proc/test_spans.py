@@ -20,6 +20,7 @@ from scheduler_proc.deciding.pages.page_tiers import PageTiers
 from scheduler_proc.offline import OfflineEngine, Output
 from tests.checkpoints import build_checkpoint, make_config
 from tests.scheduler_proc.computing.backends.cuda.late_device import LateDevice, late_backend
+from tests.scheduler_proc.computing.kv_cache.test_kv_memory import wait_until_free
 
 PLACEHOLDER, HIDDEN_SIZE, NUM_TOKENS = 7, 64, 12
 VARIANTS = ["llama-gqa-tied", "gemma3", "mistral-window", "lfm2"]
@@ -167,7 +168,8 @@ def test_a_successor_and_a_lower_tier_have_the_pages_of_spans(
     assert tokens_of(serve(engine, PROMPTS[:1])) == expected[:1]
     engine.close()
     del engine
-    gc.collect()  # the next one finds the file unlocked
+    gc.unfreeze()
+    wait_until_free(kv_file)
     successor = OfflineEngine(make_config(path, **flags))
     assert successor._scheduler.gauges()["pages_recovered"] > 0
     for index, num_cached in ((1, 8), (0, 44)):

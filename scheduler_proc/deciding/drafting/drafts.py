@@ -29,9 +29,10 @@ class Draft(NamedTuple):
 NO_DRAFT = Draft(array(INT32), ())
 
 SPARSE_CHANCE, MIN_SPARSE, MAX_SPARSE = 0.28, 4, 32
-"""If a match of two tokens is less likely right than `SPARSE_CHANCE` and there is none, the next search is `MIN_SPARSE`
-tokens later, and after each further search in vain twice as many, at most `MAX_SPARSE`. A search takes a part of a
-short step, steps without one are planned ahead, and repetitions are found only a little later."""
+"""If a match of two tokens is less likely right than `SPARSE_CHANCE` and there is none, or `MAX_SPARSE` searches have
+found none, the next search is `MIN_SPARSE` tokens later, and after each further search in vain twice as many, at most
+`MAX_SPARSE`. A search takes a part of a short step, steps without one are planned ahead, and repetitions are found only
+a little later."""
 
 
 class Drafter(Protocol):
@@ -47,14 +48,14 @@ class _Search:
     """The searches for one request's next tokens.
 
     `match` is an earlier occurrence of its last tokens, `continuation` what followed them in other requests, `sparse`
-    the number of tokens between the latest searches in vain.
+    the number of tokens between the latest searches in vain, `num_vain` that of searches since the last match.
     """
 
-    __slots__ = ("continuation", "match", "sparse")
+    __slots__ = ("continuation", "match", "num_vain", "sparse")
 
     def __init__(self, rates: MatchRates, cache: BlockAllocator | None):
         self.match = NgramMatch(MatchRates(rates))
-        self.sparse = 0
+        self.sparse = self.num_vain = 0
         self.continuation = None if cache is None else Continuation(cache.page_size, self.match.rates)
 
 
@@ -91,10 +92,12 @@ class NgramDrafter(PageObserver):
             if others and not (match.place and match.rates.chance(KINDS[match.length]) >= chance):
                 return Draft(others, [chance] * len(others))
         if match.place:
+            search.num_vain = 0
             if match.length > MIN_LENGTH:
                 search.sparse = 0
             return Draft(match.next_ids(text_ids, num_drafts), match.chances(num_drafts))
-        if match.rates.chance(KINDS[MIN_LENGTH]) < SPARSE_CHANCE:
+        search.num_vain += 1
+        if search.num_vain > MAX_SPARSE or match.rates.chance(KINDS[MIN_LENGTH]) < SPARSE_CHANCE:
             search.sparse = min(max(MIN_SPARSE, 2 * search.sparse), MAX_SPARSE)
             return Draft(NO_DRAFT.token_ids, (), len(token_ids) + search.sparse)
         return NO_DRAFT

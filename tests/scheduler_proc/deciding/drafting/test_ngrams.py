@@ -114,14 +114,15 @@ def test_where_short_matches_are_mostly_wrong_they_are_looked_for_in_some_steps_
     assert num_steps <= 2 + MAX_SPARSE, "it finds a text that begins to repeat"
 
 
-def test_where_nothing_is_known_of_short_matches_each_step_looks_for_them():
+def test_where_nothing_is_known_of_short_matches_each_step_looks_for_them_at_first():
     drafter, pending = NgramDrafter(8), PendingReq(user_msg(1, [1, 2, 3], 100), Limits(4096, 1 << 30), 0)
     req = Req(pending, RadixTree(4).root)
-    for token_id in range(4, 40):
+    for token_id in range(4, 4 + MAX_SPARSE):
         draft = drafter.propose(req, 8)
         assert not draft.token_ids
         assert draft.idle_until <= len(req.token_ids)
         req.token_ids.append(token_id)
+    assert drafter.propose(req, 8).idle_until > len(req.token_ids)
 
 
 def test_what_repeats_continues_repeating():
