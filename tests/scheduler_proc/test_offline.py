@@ -133,7 +133,7 @@ def test_a_draft_model_has_no_step_planned_ahead(model_dir: Path) -> None:
 
 @pytest.mark.usefixtures("threads_restored")
 def test_lookup_of_draft_tokens_plans_ahead_where_it_has_none(model_dir: Path) -> None:
-    """Sampled text of a model with random weights has no repetitions; a request that is sent again has the same text."""
+    """Sampled text of random weights has no repetitions; a request that is sent again has the same text."""
     flags = {"quantization": "int8", "cpu_threads": 3}
     params = [SamplingParams(max_tokens=100, temperature=1.0, seed=3, ignore_eos=True)]
     expected = tokens_of(OfflineEngine(make_config(model_dir, **flags)).generate(PROMPTS[:1], params))
