@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.experiments.quantization_0018.bench_quantization import measure_perplexity, read_end
+from benchmarks.experiments.quantization_0018.bench_quantization import PASSAGE_TOKENS, measure_perplexity, read_end
 from benchmarks.model_shapes import PAGE_SIZE, SHAPES, load_shape, make_shape, plan_decode
 from benchmarks.result_file import write_result
 from kernels.cpu.capture import timed_kernels
@@ -39,6 +39,7 @@ def make_parser() -> argparse.ArgumentParser:
         default=89_281,
         help="bytes of its end to score (default: the part that the bundled model never saw)",
     )
+    add("--passage-tokens", type=int, default=PASSAGE_TOKENS, help="scored in one request (default: %(default)s)")
     add("--shape", choices=SHAPES, help="the shape whose steps are timed, for contexts of any length")
     add("--layers", type=int, help="of the shape (default: its own)")
     add("--rows", type=int, nargs="+", default=[1, 8], help="of a step (default: 1 8)")
@@ -62,7 +63,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         flags = ["--log-level", "warning"]
         perplexities = [
-            line for model in options.models for line in measure_perplexity(model, read_end(options), flags, formats)
+            line
+            for model in options.models
+            for line in measure_perplexity(model, read_end(options), flags, formats, options.passage_tokens)
         ]
         speed = measure_steps(options, formats) if options.shape else None
     except SluiceError as error:

@@ -97,14 +97,18 @@ def read_end(options: argparse.Namespace) -> str:
 
 
 def measure_perplexity(
-    model: Path, text: str, flags: Sequence[str], formats: Mapping[str, Sequence[str]]
+    model: Path,
+    text: str,
+    flags: Sequence[str],
+    formats: Mapping[str, Sequence[str]],
+    max_passage_tokens: int = PASSAGE_TOKENS,
 ) -> list[dict]:
     """Returns a line for each format."""
     lines: list[dict] = []
     for name, format_flags in formats.items():
         model_flags = ["--model", str(model), "--served-model-name", model.name, *format_flags, *flags]
         with started_server(model_flags, START_TIMEOUT_S) as (_, target):
-            passage_tokens = min(PASSAGE_TOKENS, ask_server(target).max_model_len - 1)
+            passage_tokens = min(max_passage_tokens, ask_server(target).max_model_len - 1)
             score = score_text(target, model.name, text, passage_tokens)
         lines.append(
             {"model": model.name, "format": name, "passage_tokens": passage_tokens, "num_tokens": score.num_tokens}
