@@ -20,6 +20,9 @@ from kernels.cpu.huge_pages import Chunk
 from messages.errors import BootError
 
 HEADER = struct.Struct("<32sQ")
+ENGINE, ENGINE_PLACE = struct.Struct("<Q"), 64
+"""The number of the engine that filled the pages together, and its offset."""
+
 NOTES = 4096
 """The offset of the notes."""
 
@@ -64,6 +67,15 @@ class KVMemory:
         """Frees what a predecessor has left."""
         os.ftruncate(self._descriptor, 0)
         self.num_pages = 0
+
+    @property
+    def engine(self) -> int:
+        """The number of the last engine of several ranks that had this memory, 0 if none had."""
+        return ENGINE.unpack(os.pread(self._descriptor, ENGINE.size, ENGINE_PLACE).ljust(ENGINE.size, b"\0"))[0]
+
+    @engine.setter
+    def engine(self, number: int) -> None:
+        os.pwrite(self._descriptor, ENGINE.pack(number), ENGINE_PLACE)
 
     @property
     def num_resident_bytes(self) -> int:

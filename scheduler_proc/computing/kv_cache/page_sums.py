@@ -1,8 +1,11 @@
 """Which pages of the KV cache are whole in all ranks of an engine, after one of them has died.
 
 The scheduler's journal knows what its pages hold, and seals a page when its tokens are committed: then all ranks have
-written their parts of it. Each rank has a checksum of each page that it has filled, in the notes of its memory.
+written their parts of it. Each rank has a checksum of each page that it has filled, in the notes of its memory. A rank
+whose memory was not in the scheduler's last engine, as on a machine that returns, has the pages of an older one.
 """
+
+import time
 
 import numpy as np
 import torch
@@ -41,7 +44,12 @@ class PageSums:
 def find_lost_pages(memory: KVMemory, page_size: int, everyone: ParallelGroup) -> frozenset[int]:
     """Returns the pages that are not whole in a rank other than the scheduler, once all ranks have called this."""
     num_pages = memory.num_pages
-    intact = PageSums(memory, page_size).find_intact() if everyone.rank else np.ones(num_pages, bool)
+    (engine, next_engine), *_ = everyone.gather([memory.engine, time.time_ns()], torch.device("cpu"))
+    if memory.engine != engine:
+        intact = np.zeros(num_pages, bool)
+    else:
+        intact = PageSums(memory, page_size).find_intact() if everyone.rank else np.ones(num_pages, bool)
+    memory.engine = next_engine
     bits = np.zeros(-(-num_pages // WORD_BITS) * WORD_BITS, bool)
     bits[:num_pages] = intact
     words = np.packbits(bits).view(np.int64).tolist()

@@ -83,6 +83,14 @@ def test_a_page_that_is_damaged_in_one_rank_is_dropped_with_those_after_it(serve
     assert gauges["pages_recovered"] > 0
 
 
+def test_pages_of_an_older_engine_are_not_taken_over(serve_anew: Serve) -> None:
+    """A machine that returns has whole pages, but of an engine that the scheduler's last one has replaced."""
+    expected, _ = serve_anew("llama-gqa-tied", harm=lambda memory: setattr(memory, "engine", memory.engine - 1))
+    tokens, gauges = serve_anew("llama-gqa-tied")
+    assert tokens == expected
+    assert gauges["pages_recovered"] == 0
+
+
 def test_a_cache_of_another_size_begins_empty(serve_anew: Serve) -> None:
     expected, _ = serve_anew("llama-gqa-tied")
     tokens, gauges = serve_anew("llama-gqa-tied", num_pages=33)
