@@ -107,6 +107,7 @@ def serve(model: Path, groups: dict[str, Path], flags: Sequence[str] = ()) -> li
         return ring.generate(PROMPT, max_tokens=8, ignore_eos=True).token_ids
 
 
+@pytest.mark.timeout(300)
 def test_two_stages_serve_what_is_too_large_for_one_process(model: Path, make_group: MakeGroup) -> None:
     groups = {name: make_group(name, LIMIT) for name in ("scheduler", "rank1")}
     with pytest.raises(ServerUnavailableError, match="killed by SIGKILL"):

@@ -51,6 +51,7 @@ def check_wrong_key(address: str, folder: Path, log: IO[str]) -> None:
         assert joiner.wait(END_TIMEOUT_S) == 1
 
 
+@pytest.mark.timeout(300)
 def test_streams_continue_exactly_when_a_machine_with_a_stage_dies(
     tiny_checkpoint: Path, tmp_path: Path, plain_ring: RingClient, requests: list[dict[str, Any]]
 ) -> None:
