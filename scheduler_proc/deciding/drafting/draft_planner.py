@@ -93,7 +93,8 @@ class DraftPlanner(PageObserver):
                     known.idle_until -= self._num_plans % (draft.idle_until - num_tokens)
                 if draft.token_ids:
                     proposed.append((req, draft, None))
-            num_idle_plans = min(num_idle_plans, max(0, known.idle_until - num_tokens - 1))
+            is_forced = pending.grammar is not None  # it may force tokens in any step
+            num_idle_plans = 0 if is_forced else min(num_idle_plans, max(0, known.idle_until - num_tokens - 1))
         self.num_idle_plans, self._idle_reqs = num_idle_plans, rows.reqs[:]
         if not proposed and self._model is None:
             return NO_CHUNKS

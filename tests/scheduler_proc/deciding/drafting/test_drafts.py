@@ -11,8 +11,10 @@ from messages.ring.steps import Batch, ForwardOutput
 from scheduler_proc.deciding.drafting.drafts import Draft
 from scheduler_proc.deciding.pages.running_request import Req
 from scheduler_proc.deciding.row_results import num_accepted
+from scheduler_proc.deciding.sampling.grammars import RequestGrammar
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.overlapped import OverlappedBench
+from tests.scheduler_proc.simulated_grammar import grammar_of
 from tests.scheduler_proc.simulated_runner import check_shapes, expected_logprobs, expected_output
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -218,3 +220,20 @@ def test_no_step_is_planned_behind_one_with_drafts():
     drafted = [batch for batch in bench.runner.batches if batch.num_drafts]
     assert drafted
     assert bench.gauge("steps_ahead") == 0
+
+
+class Idle:
+    """Has nothing to propose for the next 32 tokens."""
+
+    def propose(self, req: Req, max_tokens: int) -> Draft:
+        return Draft(array("i"), (), len(req.token_ids) + 32)
+
+
+def test_a_grammar_is_asked_in_each_step_however_seldom_texts_are_searched(monkeypatch: pytest.MonkeyPatch):
+    asked: list[int] = []
+    monkeypatch.setattr(RequestGrammar, "forced_ids", lambda self, limit: (asked.append(limit), array("i"))[1])
+    bench = Bench(drafter=Idle())
+    bench.send(user_msg(1, PROMPT, 20, grammar=grammar_of(30, 3), ignore_eos=True))
+    bench.run()
+    assert len(bench.output(1)) == 20
+    assert asked == list(range(18, 0, -1)), "all but the last token, which may have no draft"
