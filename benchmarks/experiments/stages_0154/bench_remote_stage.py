@@ -6,16 +6,14 @@ The other machine is a network namespace (Linux, root), with a thread of its own
 is a pair of virtual interfaces, and with `link_relay` one of 0.2 ms and 1 Gb/s. Needs two idle cores.
 """
 
-import argparse
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
-from benchmarks.experiments.stages_0154.bench_stages import FLAGS, MODEL, TIMEOUT_S, generate, measure
+from benchmarks.experiments.stages_0154.bench_stages import FLAGS, MODEL, TIMEOUT_S, measure_in_turns, parse_options
 from benchmarks.result_file import ROOT, write_result
 from benchmarks.server_process import ServerProcess
 
@@ -77,22 +75,9 @@ def serving(side: str) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="of each side, in turns (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to FILE")
-    options = parser.parse_args()
-    found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+    options = parse_options(__doc__)
     with namespace():
-        for number in range(options.rounds):
-            for side in SIDES:
-                with serving(side) as url:
-                    generate(url, [number + 5, 6, 7], 16)
-                    found[side].append(measure(url, number + 30))
-                print(side, {name: round(rate, 1) for name, rate in found[side][-1].items()}, flush=True)
-    rates = {
-        side: {name: sorted((round(run[name], 1) for run in runs), reverse=True) for name in runs[0]}
-        for side, runs in found.items()
-    }
+        rates = measure_in_turns(SIDES, serving, options.rounds)
     print(json.dumps(rates, indent=1))
     if options.json:
         write_result(options.json, "remote_stage", rates)

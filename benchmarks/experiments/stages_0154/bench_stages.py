@@ -11,7 +11,8 @@ import statistics
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from benchmarks.result_file import ROOT, write_result
@@ -57,23 +58,39 @@ def measure(url: str, seed: int) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse_options(text: str | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="of each side, in turns (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to FILE")
-    options = parser.parse_args()
-    found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
-    for number in range(options.rounds):
-        for side, flags in SIDES.items():
-            with started_server(["--model", str(MODEL), *FLAGS, *flags], TIMEOUT_S) as (_, target):
-                url = f"http://{target.host}:{target.port}"
+    return parser.parse_args()
+
+
+def measure_in_turns(
+    sides: Iterable[str], serving: Callable[[str], AbstractContextManager[str]], num_rounds: int
+) -> dict[str, dict[str, list[float]]]:
+    """Returns the rates of each side's rounds, the best ones first. `serving` starts a side and gives its URL."""
+    found: dict[str, dict[str, list[float]]] = {side: {} for side in sides}
+    for number in range(num_rounds):
+        for side, rates in found.items():
+            with serving(side) as url:
                 generate(url, [number + 5, 6, 7], 16)
-                found[side].append(measure(url, number + 30))
-            print(side, {name: round(rate, 1) for name, rate in found[side][-1].items()}, flush=True)
-    medians = {
-        side: {name: round(statistics.median(run[name] for run in runs), 1) for name in runs[0]}
-        for side, runs in found.items()
-    }
+                round_rates = {name: round(rate, 1) for name, rate in measure(url, number + 30).items()}
+            print(side, round_rates, flush=True)
+            for name, rate in round_rates.items():
+                rates.setdefault(name, []).append(rate)
+    return {side: {name: sorted(own, reverse=True) for name, own in rates.items()} for side, rates in found.items()}
+
+
+@contextmanager
+def serving(side: str) -> Iterator[str]:
+    with started_server(["--model", str(MODEL), *FLAGS, *SIDES[side]], TIMEOUT_S) as (_, target):
+        yield f"http://{target.host}:{target.port}"
+
+
+def main() -> None:
+    options = parse_options(__doc__)
+    found = measure_in_turns(SIDES, serving, options.rounds)
+    medians = {side: {name: statistics.median(own) for name, own in rates.items()} for side, rates in found.items()}
     print(json.dumps(medians, indent=1))
     if options.json:
         write_result(options.json, "stages", medians)
