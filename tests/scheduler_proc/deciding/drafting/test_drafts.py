@@ -223,7 +223,7 @@ def test_no_step_is_planned_behind_one_with_drafts():
 
 
 class Idle:
-    """Has nothing to propose for the next 32 tokens."""
+    """Proposes nothing, and is not to be asked for 32 tokens."""
 
     def propose(self, req: Req, max_tokens: int) -> Draft:
         return Draft(array("i"), (), len(req.token_ids) + 32)
