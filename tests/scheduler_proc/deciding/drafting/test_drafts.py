@@ -14,6 +14,7 @@ from scheduler_proc.deciding.row_results import num_accepted
 from scheduler_proc.deciding.sampling.grammars import RequestGrammar
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.overlapped import OverlappedBench
+from tests.scheduler_proc.planned_ahead import AheadBench
 from tests.scheduler_proc.simulated_grammar import grammar_of
 from tests.scheduler_proc.simulated_runner import check_shapes, expected_logprobs, expected_output
 
@@ -220,6 +221,33 @@ def test_no_step_is_planned_behind_one_with_drafts():
     drafted = [batch for batch in bench.runner.batches if batch.num_drafts]
     assert drafted
     assert bench.gauge("steps_ahead") == 0
+
+
+class Rare:
+    """Has nothing to propose for 4 tokens after each search, except a text that begins to repeat at the 9th token."""
+
+    def __init__(self, output: list[int]):
+        self.output = output
+        self.searched_at: list[int] = []
+
+    def propose(self, req: Req, max_tokens: int) -> Draft:
+        num_output = len(req.token_ids) - len(PROMPT)
+        self.searched_at.append(num_output)
+        if 9 <= num_output < 13:
+            return Draft(array("i", self.output[num_output : num_output + 3]), [1.0] * 3)
+        return Draft(array("i"), (), len(req.token_ids) + 4)
+
+
+def test_rare_searches_run_behind_the_step_in_flight_and_the_next_step_has_the_drafts():
+    message = user_msg(1, PROMPT, 30, ignore_eos=True)
+    drafter = Rare(expected_output(PROMPT, message.sampling_params, VOCAB_SIZE, 64))
+    bench = AheadBench(drafter=drafter)
+    bench.send(message)
+    bench.run()
+    assert bench.output(1) == drafter.output[:30]
+    assert set(drafter.searched_at) >= {9, 10}, "once with the tenth token in flight, and once with it"
+    assert bench.gauge("accepted_tokens") == 3
+    assert bench.gauge("steps_ahead") > 15
 
 
 class Idle:
