@@ -41,7 +41,7 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
             "prompt, the output and other requests; draft: draft with --draft-model; mtp: draft with the model's "
             "multi-token prediction head; auto: ngram on a CPU, none on a GPU"
         ),
-    ] = "none"
+    ] = "auto"
     draft_model: Annotated[
         str,
         Meta(

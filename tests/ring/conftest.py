@@ -75,8 +75,15 @@ def start_ring() -> Iterator[Start]:
 
 @pytest.fixture(scope="session")
 def plain_ring(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RingClient]:
-    """A server for modules without special needs that kill nothing."""
-    flags = ("--max-body-mb", str(MAX_BODY_MB), "--snapshot-dir", str(tmp_path_factory.mktemp("on-command")))
+    """A server for modules without special needs that kill nothing; each step has one token for a row."""
+    flags = (
+        "--speculative",
+        "none",
+        "--max-body-mb",
+        str(MAX_BODY_MB),
+        "--snapshot-dir",
+        str(tmp_path_factory.mktemp("on-command")),
+    )
     pages = ("--cors-allow-origins", "http://page.example", "--allowed-hosts", "llm.example")
     with starting() as start:
         yield start(tiny_checkpoint, "--dtype", "float32", "--admin-key", ADMIN_KEY, *flags, *pages)

@@ -19,7 +19,8 @@ FLAGS = ("--dtype", "float32", "--max-restarts-per-min", "100")
 
 @pytest.fixture(scope="module")
 def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
-    return start_ring(tiny_checkpoint, *FLAGS, "--speculative", "ngram")
+    """A server as it is by default."""
+    return start_ring(tiny_checkpoint, *FLAGS)
 
 
 @pytest.fixture(scope="module")

@@ -63,7 +63,7 @@ FACTS = ("requests_per_s",)
 def main(arguments: list[str] | None = None) -> int:
     """Returns 0, or 1 if a server or the trace cannot be used."""
     options, flags = make_parser(__doc__, rounds=3, seconds=3.0).parse_known_args(arguments)
-    flags = ["--device", "cpu", "--log-level", "warning", *flags]
+    flags = ["--device", "cpu", "--speculative", "none", "--log-level", "warning", *flags]
     predicted: dict[Case, list[Outcome]] = {}
     measured: dict[Case, list[Outcome]] = {}
     self_errors: list[dict[str, float]] = []
