@@ -179,9 +179,11 @@ def test_recorded_tokens_that_repeat_come_in_fewer_steps_and_made_up_ones_do_not
     assert served.gauges["output_tokens"] == 27
     assert served.gauges["accepted_tokens"] > 10
     assert len(batches) == 27 - served.gauges["accepted_tokens"]
-    outcomes = [simulate(some, drafting, MODEL, SETTING) for some in (known, unknown)]
-    assert [outcome.num_steps for outcome in outcomes] == [len(batches), 27]
-    assert outcomes[0] == simulate(known, drafting, MODEL, SETTING)
+    on_gpu = calibration(num_speculative_tokens=3, can_overlap=True)
+    cases = (known, drafting), (known, drafting), (unknown, drafting), (known, on_gpu)
+    outcomes = [simulate(some, server, MODEL, SETTING) for some, server in cases]
+    assert [outcome.num_steps for outcome in outcomes] == [len(batches), len(batches), 27, 27]
+    assert outcomes[0] == outcomes[1]
 
 
 def test_a_cache_without_room_for_the_longest_request_is_refused_with_what_is_needed():
