@@ -37,7 +37,7 @@ from scheduler_proc.stepper import Runner, StepFuture
 from supervisor.flags import parse_flags
 from supervisor.run import build_config
 
-LARGEST = ["--speculative", "none", "--max-num-seqs", "32", "--max-num-batched-tokens", "512", "--num-pages", "2048"]
+LARGEST = ["--max-num-seqs", "32", "--max-num-batched-tokens", "512", "--num-pages", "2048"]
 SETTINGS = [Setting(8, 2000, 384), Setting(16, 2000, 256), Setting(24, 2000, 128), Setting(32, 80, 256)]
 LATENCIES, QUANTILES = ("ttft", "inter_token", "e2e"), ("p50_ms", "p90_ms")
 FACTS = ("requests_per_s", "num_preemptions", "prefix_hit_rate")
@@ -80,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options, flags = parser.parse_known_args(arguments)
     try:
-        sections: dict[str, Any] = dict(parse_flags(["--device", "cpu", *LARGEST, *flags]))
+        sections: dict[str, Any] = dict(parse_flags(["--device", "cpu", "--speculative", "none", *LARGEST, *flags]))
         config = build_config(sections)
         loads = make_loads(options, config)
         runner = load_runner(config, lambda *_: None)
