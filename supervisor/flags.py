@@ -35,25 +35,6 @@ SHORT_HELP = (
 )
 """The flags of the core that most people need. A flag of an extra is one of them if its `Flag` is short."""
 
-REMOVED = {
-    "--admin-key-file": "use --admin-key @FILE",
-    "--api-key-file": "use --api-key @FILE",
-    "--attention-backend": "attention on a GPU is always Sluice's own",
-    "--boot-timeout-s": "a start may take 600 s",
-    "--devices": "use --device cuda:0,cuda:1",
-    "--grammar-timeout-s": "a grammar may take 10 s to compile",
-    "--max-batch-file-mb": "a batch file has at most 200 MiB",
-    "--max-bodies-mb": "all bodies together take at most 16 times --max-body-mb",
-    "--max-n-sequences": "a prompt has at most 64 choices",
-    "--min-engines": "use --scaling min=N",
-    "--ray-address": "use --ray ADDRESS",
-    "--scale-down-s": "use --scaling down_s=X",
-    "--scale-up-s": "use --scaling up_s=X",
-    "--scale-up-tokens": "use --scaling up_tokens=N",
-    "--stored-responses-mb": "use --max-stored-responses, at 64 KiB for each on average",
-}
-"""Flags of earlier versions, with what replaces them."""
-
 
 def find_sections() -> dict[str, type[msgspec.Struct]]:
     """Returns all sections of flags by name: the core's, then those of the installed extras."""
@@ -225,8 +206,6 @@ def describe_unknown(argument: str, parser: argparse.ArgumentParser) -> str:
     if not name.startswith("-"):
         model = f"a model is given as --model {argument}, and a command is the first word"
         return f"{argument}: unknown argument; {model if '--host' in known else 'see --help for all'}"
-    if name in REMOVED and "--host" in known:
-        return f"{name} was removed: {REMOVED[name]}"
     begin = "--" + name.lstrip("-")
     nearest = difflib.get_close_matches(name, known, n=1) or [option for option in known if option.startswith(begin)]
     all_flags = "--help-all" if "--help-all" in known else "--help"
