@@ -18,11 +18,12 @@ from extras.models.model_table import ModelTable
 from extras.ollama.errors import OLLAMA_ERRORS
 from frontend.api.anthropic.endpoints import ID_HEADER
 from frontend.api.anthropic.errors import ANTHROPIC_ERRORS
-from frontend.api.operate.info import VersionReply, find_version
+from frontend.api.operate.info import VersionReply
 from frontend.http.body import BodyDecoder
 from frontend.http.endpoint import Endpoint
 from frontend.http.responses import JsonReply
 from frontend.links.processes import ProcessHealth, ProcessView, ServerState
+from messages import VERSION
 from runtime.process import ProcessLink
 
 
@@ -93,7 +94,7 @@ class RouterApi:
         return JsonReply(health, 503 if is_draining else 200)
 
     async def version(self, request: Request) -> JsonReply:
-        return JsonReply(VersionReply(find_version()))
+        return JsonReply(VersionReply(VERSION))
 
     async def load(self, request: Request) -> JsonReply:
         """Begins to load a model. Raises `RequestError`: 404 for an unknown one, 400 for one that does not fit."""

@@ -15,7 +15,7 @@ from frontend.api.operate.aborts import AbortApi
 from frontend.api.operate.adapters import AdapterApi, adapting
 from frontend.api.operate.cache import CacheApi
 from frontend.api.operate.health import HealthApi
-from frontend.api.operate.info import InfoApi, find_version
+from frontend.api.operate.info import InfoApi
 from frontend.api.operate.metrics import MetricsApi
 from frontend.api.operate.requests import RequestsApi
 from frontend.api.operate.tokens import TokensApi
@@ -33,13 +33,14 @@ from frontend.metrics.process_collector import ProcessCollector
 from frontend.metrics.request_collector import RequestCollector
 from frontend.recovery.continuation import Continuations
 from frontend.service import Service
+from messages import VERSION
 
 
 def make_app(service: Service, endpoints: list[Endpoint], rules: AccessRules) -> ASGIApp:
     """Returns the application that serves `endpoints` and their description."""
     name = service.config.http.root_path.strip("/")
     root_path = f"/{name}" if name else ""
-    description = OpenApiApi(endpoints, version=find_version(), root_path=root_path, keys=rules.keys)
+    description = OpenApiApi(endpoints, version=VERSION, root_path=root_path, keys=rules.keys)
     app = App(
         description.endpoints,
         service.processes,

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.responses import FileResponse
+from starlette.responses import FileResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from frontend import errors
@@ -48,6 +48,16 @@ class JsonReply:
         if self._lingers:
             await _drop_body(receive)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class PlainReply(Response):
+    """An ASGI response with a document that is not JSON."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        trace = trace_of(scope)
+        trace.status = self.status_code
+        self.raw_headers += trace.reply_headers
+        await super().__call__(scope, receive, send)
 
 
 class FileReply(FileResponse):
