@@ -7,6 +7,7 @@ from msgspec import Meta
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 NonNegativeInt = Annotated[int, Meta(ge=0)]
+UpTo64 = Annotated[int, Meta(ge=1, le=64)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from messages.config.flag import Flag, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from messages.config.flag import Flag, NonNegativeFloat, NonNegativeInt, PositiveFloat, UpTo64
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,13 +27,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     boot_timeout_s: float = 600.0
     """Seconds that a process may go without progress while it starts. Not a flag."""
     tokenizer_workers: Annotated[
-        int,
-        Meta(ge=1, le=64),
-        Flag("number of tokenizer processes; change it at run time with `launch.py scale tokenizer N`"),
+        UpTo64, Flag("number of tokenizer processes; change it at run time with `launch.py scale tokenizer N`")
     ] = 1
     frontend_workers: Annotated[
-        int,
-        Meta(ge=1, le=64),
+        UpTo64,
         Flag("number of HTTP processes on one port; --max-num-seqs + --max-queued-requests is divided among them"),
     ] = 1
     data_parallel: Annotated[
@@ -45,13 +42,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 1
     tensor_parallel: Annotated[
-        int,
-        Meta(ge=1, le=64),
-        Flag("ranks per engine (tensor parallelism), each with a shard of the weights and the KV cache"),
+        UpTo64, Flag("ranks per engine (tensor parallelism), each with a shard of the weights and the KV cache")
     ] = 1
     pipeline_parallel: Annotated[
-        int,
-        Meta(ge=1, le=64),
+        UpTo64,
         Flag(
             "stages per engine (pipeline parallelism): processes that each load and compute some of the layers, with "
             "--tensor-parallel ranks in each (CPU only)"

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from messages.config.flag import Flag, NonNegativeInt, PositiveInt
+from messages.config.flag import Flag, NonNegativeInt, PositiveInt, UpTo64
 
 PART_WHILE_LIVE = 64
 """While other requests are open, yielding ones get 1/PART_WHILE_LIVE of the rows: each makes the steps longer."""
@@ -37,9 +37,7 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
         Flag("draft model for --speculative draft: a directory or Hub ID of a smaller model with the same tokenizer"),
     ] = ""
     num_speculative_tokens: Annotated[
-        int,
-        Meta(ge=1, le=64),
-        Flag("maximum draft tokens per row and step; fewer are used when they would not pay off"),
+        UpTo64, Flag("maximum draft tokens per row and step; fewer are used when they would not pay off")
     ] = 16
     max_batch_seqs: Annotated[
         PositiveInt | None,
