@@ -79,9 +79,6 @@ def _is_text(schema: Any, whole: dict[str, Any], num_references: int = 0) -> boo
     return not parts or any(_is_text(part, whole, num_references) for part in parts)
 
 
-if TYPE_CHECKING:
-    from llguidance import LLTokenizer
-
 OPTIONS = {"lenient": False, "whitespace_pattern": "[ ]?"}
 """At most one space between JSON tokens, as models write calls; more whitespace could be endless."""
 
