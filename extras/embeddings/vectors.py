@@ -11,13 +11,7 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from extras.embeddings.heads import activate, class_activation
-from extras.embeddings.pooled_requests import (
-    PooledCalls,
-    PooledFields,
-    ResultList,
-    values_of,
-    vector_of,
-)
+from extras.embeddings.pooled_requests import PooledCalls, PooledFields, ResultList, values_of, vector_of
 from extras.embeddings.prompts import InputType, PromptName, find_prompt
 from frontend.api.answers.chat_messages import MESSAGES_TEXT, Messages, make_chat_prompt
 from frontend.api.parameters.sampling import TOKEN_IDS_TEXT, AtLeastOne, NonEmpty, Switch, TokenId, TokenIds

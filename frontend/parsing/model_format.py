@@ -72,10 +72,7 @@ TOOL_FORMATS: dict[str, MarkedFormat] = {
         forced=CallSyntax("[{name}(", is_json=False),
     ),
     "llama3_json": MarkedFormat(
-        (
-            {**json_field(r'\s{0,8}(?:<\|python_tag\|>)?\s{0,8}(?=\{\s{0,8}")', ""), "starts_content": True},
-            BARE_CALL,
-        ),
+        ({**json_field(r'\s{0,8}(?:<\|python_tag\|>)?\s{0,8}(?=\{\s{0,8}")', ""), "starts_content": True}, BARE_CALL),
         found_by=(("<|python_tag|>",), ("<|start_header_id|>ipython",), ('"parameters": dictionary',)),
         forced=CallSyntax("", arguments_key="parameters"),
     ),
