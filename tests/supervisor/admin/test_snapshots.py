@@ -11,8 +11,7 @@ from messages.config.server import Config, RunConfig
 from messages.control.admin import Done, TakeSnapshot
 from runtime.run_dir import RunDir
 from supervisor.admin import snapshots as snapshots_module
-from supervisor.admin.snapshot import Snapshot
-from supervisor.admin.snapshots import Snapshots
+from supervisor.admin.snapshots import Snapshot, Snapshots
 from supervisor.console import Console
 from tests.runtime.test_run_dir import CONFIG
 
