@@ -58,7 +58,12 @@ class Frontend(Front):
         unknown = UnknownFields(is_strict=link.config.http.strict_fields)
         context = FrontendContext(link, self._service, self._streams, model_format, unknown, end)
         self._parts = make_parts(context)
-        metrics = make_metrics(self._service, self._continuations, self._parts, self.gauges)
+        metrics = make_metrics(
+            self._service,
+            self._continuations,
+            self._parts,
+            self.gauges,
+        )
         watching = make_watching(self._service, self._streams, metrics, self.gauges)
         link.register(WriteState, watching.write_files)
         endpoints = [

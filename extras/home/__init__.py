@@ -3,5 +3,6 @@
 from runtime.extras import Extra
 
 EXTRA = Extra(
-    name="home", programs={"run": "extras.home.run", "models": "extras.home.models", "agents": "extras.home.agents"}
+    name="home",
+    programs={"run": "extras.home.run", "models": "extras.home.models", "agents": "extras.home.agents"},
 )

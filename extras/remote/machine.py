@@ -46,7 +46,9 @@ def make_config(admitted: Admitted, options: argparse.Namespace, console: Consol
     return msgspec.structs.replace(
         config,
         model=msgspec.structs.replace(
-            requested, cpu_threads=options.cpu_threads, device=options.device or requested.device_type
+            requested,
+            cpu_threads=options.cpu_threads,
+            device=options.device or requested.device_type,
         ),
         # The frames of the engine are kept on the head, by its proxy.
         run=msgspec.structs.replace(config.run, data_parallel=1, record="", black_box_mb=0),

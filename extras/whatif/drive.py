@@ -105,7 +105,11 @@ def serve(
 
 def _user_msg(uid: int, arrival: Arrival) -> UserMsg:
     params = SamplingParams(
-        arrival.num_output, temperature=0.0, ignore_eos=True, cache_salt=arrival.cache_salt, priority=arrival.priority
+        arrival.num_output,
+        temperature=0.0,
+        ignore_eos=True,
+        cache_salt=arrival.cache_salt,
+        priority=arrival.priority,
     )
     at_ns = 1 + round(arrival.at_s * 1e9)
     stamps = Stamps(received_ns=at_ns, tokenized_ns=at_ns)

@@ -119,7 +119,11 @@ def make_metrics(
     """
     model_name = service.config.facts.served_names[0]
     requests = RequestCollector(
-        model_name, service.metrics, service.admission, gauges, num_continued=lambda: continuations.num_resubmitted
+        model_name,
+        service.metrics,
+        service.admission,
+        gauges,
+        num_continued=lambda: continuations.num_resubmitted,
     )
     adapters = AdapterCollector(service.config.model.num_lora_slots, service.registry)
     return MetricsApi(

@@ -63,7 +63,9 @@ class RequestCollector(Collector):
         yield self._by("sluice_requests_refused", text, "code", codes, self._admission.num_refused)
         yield self._counter("sluice_clients_gone", "Requests whose client left early.", metrics.num_clients_gone)
         yield self._counter(
-            "sluice_continuations", "Attempts begun because a process died or frames were lost.", self._num_continued()
+            "sluice_continuations",
+            "Attempts begun because a process died or frames were lost.",
+            self._num_continued(),
         )
 
     def _distributions(self) -> Iterator[Metric]:

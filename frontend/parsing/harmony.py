@@ -51,6 +51,9 @@ HARMONY_REASONING = MarkedFormat(
     needs_special_tokens=True,
     content_close=CONTENT,
     thought=Thought(
-        "<|channel|>analysis<|message|>", "<|end|>", resume="<|start|>assistant", answer="<|channel|>final<|message|>"
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        resume="<|start|>assistant",
+        answer="<|channel|>final<|message|>",
     ),
 )

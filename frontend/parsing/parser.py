@@ -89,7 +89,13 @@ class ResponseParser:
     beginning, its arguments stay as the model wrote them, and a `CallBroken` follows.
     """
 
-    def __init__(self, format: Format, tools: Mapping[str, Any], begun: str = "", deltas: Deltas | None = None):
+    def __init__(
+        self,
+        format: Format,
+        tools: Mapping[str, Any],
+        begun: str = "",
+        deltas: Deltas | None = None,
+    ):
         self._format = format
         self._tools = tools
         self._deltas = Deltas() if deltas is None else deltas

@@ -53,7 +53,10 @@ class Architecture:
 
 
 QWEN2 = Architecture(
-    hf_name="Qwen2ForCausalLM", model_type="qwen2", model_names=names.LLAMA_MODEL, layer_names=names.LLAMA_LAYER
+    hf_name="Qwen2ForCausalLM",
+    model_type="qwen2",
+    model_names=names.LLAMA_MODEL,
+    layer_names=names.LLAMA_LAYER,
 )
 QWEN3 = QWEN2.like("Qwen3ForCausalLM", "qwen3", layer_names=names.LLAMA_LAYER | names.QWEN3_NORMS)
 HEADS = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
@@ -93,10 +96,16 @@ ARCHITECTURES = {
         "Ernie4_5_MoeForCausalLM", "ernie4_5_moe", experts.ernie4_5_moe_config, names.ERNIE_LAYER
     ),
     "granitemoe": LLAMA.like(
-        "GraniteMoeForCausalLM", "granitemoe", experts.granite_moe_config, names.LLAMA_ATTENTION | names.GRANITE_EXPERTS
+        "GraniteMoeForCausalLM",
+        "granitemoe",
+        experts.granite_moe_config,
+        names.LLAMA_ATTENTION | names.GRANITE_EXPERTS,
     ),
     "granitehybrid": LLAMA.like(
-        "GraniteMoeHybridForCausalLM", "granitemoehybrid", recurrent.granite_hybrid_config, names.GRANITE_HYBRID_LAYER
+        "GraniteMoeHybridForCausalLM",
+        "granitemoehybrid",
+        recurrent.granite_hybrid_config,
+        names.GRANITE_HYBRID_LAYER,
     ),
     "mamba2": MAMBA2,
     "nemotron_h": NEMOTRON_H,

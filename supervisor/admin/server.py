@@ -120,7 +120,12 @@ class AdminServer:
     """All commands that are being carried out. `drain_timeout_s` is the time limit of a command that gives none."""
 
     def __init__(
-        self, run_dir: RunDir, lifecycle: Lifecycle, shutdown: Shutdown, snapshots: Snapshots, drain_timeout_s: float
+        self,
+        run_dir: RunDir,
+        lifecycle: Lifecycle,
+        shutdown: Shutdown,
+        snapshots: Snapshots,
+        drain_timeout_s: float,
     ):
         self._lifecycle = lifecycle
         self._group = lifecycle.group
