@@ -1,7 +1,4 @@
-"""The main loop of a process that serves HTTP: its server, and the launcher's messages, which it follows.
-
-Graceful shutdown: reports when the last open request has ended, or when the time limit is over.
-"""
+"""The main loop of a process that serves HTTP: its server, and the launcher's messages, which it follows."""
 
 import asyncio
 import logging
@@ -11,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
+from frontend.drain import DrainWatch
 from frontend.http.access import AccessRules
 from frontend.http.keys import load_keys, load_named_keys
 from frontend.http.protocol import LOCAL_PEER
@@ -25,34 +23,6 @@ from frontend.http.server import (
 from messages.control.admin import Answer
 from messages.control.processes import Drain, Leave, ProcessTable
 from runtime.process import ProcessLink
-
-
-class DrainWatch:
-    """Calls `report` once per `begin`: when `count_open` returns 0, or at the deadline."""
-
-    def __init__(self, count_open: Callable[[], int], report: Callable[[], None]):
-        self._count_open = count_open
-        self._report = report
-        self._deadline: asyncio.TimerHandle | None = None
-
-    def begin(self, timeout_s: float) -> None:
-        """Starts watching, or sets a new deadline."""
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._deadline = asyncio.get_running_loop().call_later(timeout_s, self._end)
-        self.check()
-
-    def check(self) -> None:
-        """Call this whenever a request may have ended."""
-        if self._deadline is not None and not self._count_open():
-            self._end()
-
-    def _end(self) -> None:
-        assert self._deadline is not None
-        self._deadline.cancel()
-        self._deadline = None
-        self._report()
-
 
 Ending = Literal["drain", "leave", "stop"]
 

@@ -60,6 +60,7 @@ RULES = {
     "runtime/images/pixels.py": rule("runtime messages", "numpy PIL"),
     "tokenizer_proc/grammars.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "tokenizer_proc/marked_text.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
+    "tokenizer_proc/tagged_arguments.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "tokenizer_proc/thoughts.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "tokenizer_proc/structural_tags.py": rule("tokenizer_proc runtime messages", "msgspec llguidance"),
     "kernels": rule("kernels", "torch triton numpy"),
@@ -110,7 +111,7 @@ LAYERS = {
         "frontend/links",
         "frontend/images",
         "frontend/parsing",
-        "frontend/errors.py",
+        "frontend/errors.py frontend/drain.py",
     ),
     "supervisor": (
         "supervisor/cli",
@@ -119,7 +120,7 @@ LAYERS = {
         "supervisor/run.py",
         "supervisor/supervisor.py",
         "supervisor/admin",
-        "supervisor/shutdown.py",
+        "supervisor/shutdown.py supervisor/standby.py supervisor/watch.py",
         "supervisor/lifecycle.py",
         "supervisor/process_group.py",
         "supervisor/control_plane.py supervisor/status_board.py supervisor/restarts.py supervisor/admission.py "
@@ -213,7 +214,7 @@ LAYERS = {
         "tokenizer_proc/prompts.py tokenizer_proc/template_process.py",
         "tokenizer_proc/grammar_child.py tokenizer_proc/template_child.py",
         "tokenizer_proc/grammars.py tokenizer_proc/chat.py tokenizer_proc/parameter_texts.py tokenizer_proc/infill.py",
-        "tokenizer_proc/thoughts.py tokenizer_proc/encoding.py "
+        "tokenizer_proc/thoughts.py tokenizer_proc/encoding.py tokenizer_proc/tagged_arguments.py "
         "tokenizer_proc/message_forms.py tokenizer_proc/template_sandbox.py tokenizer_proc/oldest_messages.py "
         "tokenizer_proc/image_prompts.py",
         "tokenizer_proc/image_forms.py",

@@ -7,7 +7,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from extras.fit.command import decide
+from extras.fit.verdict import decide
 from supervisor.flags import parse_flags
 from supervisor.run import build_config
 from tests.scheduler_proc.computing.model.families.real_configs import REAL

@@ -30,8 +30,8 @@ from benchmarks.model_shapes import configured_shape, make_shape, read_shape
 from benchmarks.result_file import write_result
 from extras.whatif.cost_model import StepSize
 from extras.whatif.drive import SkippingClock
-from extras.whatif.outcome import SimulatedRunner
 from extras.whatif.settings import Setting
+from extras.whatif.simulation import SimulatedRunner
 from messages.config.server import CacheConfig, Config, ModelFacts, SchedulingConfig
 from messages.errors import SluiceError
 from scheduler_proc.computing.kv_cache.page_sizes import PageSizes, page_bytes, state_bytes

@@ -1,7 +1,4 @@
-"""The model directory of a model in GGUF, kept in the user's cache: written once for a file as it is.
-
-How a model in GGUF pools its vectors, as the files that sentence-transformers has for it.
-"""
+"""The model directory of a model in GGUF, kept in the user's cache: written once for a file as it is."""
 
 import atexit
 import hashlib
@@ -23,7 +20,7 @@ from msgspec.structs import replace
 import runtime.gguf
 import supervisor.model.gguf
 from messages.config.server import ModelFacts
-from messages.errors import BootError, SluiceError, quoted
+from messages.errors import BootError, SluiceError
 from runtime.gguf.conversion import IN_BLOCKS, is_in_blocks, read_config
 from runtime.gguf.gguf_file import GgufFile, part_names, read_gguf
 from runtime.model_files import WEIGHT_FILES
@@ -31,34 +28,9 @@ from supervisor.child import how_it_ended
 from supervisor.console import Console
 from supervisor.model.gguf.cache import MAX_STEM_CHARS, Source, cache_dir, find_cached, publish
 from supervisor.model.gguf.generation import read_generation_config, write_chat_templates
+from supervisor.model.gguf.pooling import write_pooling
 from supervisor.model.gguf.tokenizer.tokenizer_json import write_tokenizer
 from supervisor.python_process import python_command, python_environment
-
-MODES = {1: "mean", 2: "cls", 3: "lasttoken"}
-"""By llama.cpp's number of `pooling_type`. It has 0 for none."""
-
-MODULES = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
-
-
-def write_pooling(model: GgufFile, directory: Path) -> None:
-    """Writes the files of a model of vectors; none for others. Raises `BootError` for a way that is not supported."""
-    key = f"{model.architecture}.pooling_type"
-    kind: object = model.metadata.get(key, 0)
-    if type(kind) is int and kind == 0:
-        return
-    if type(kind) is not int or kind not in MODES:
-        what = "4 is that of a reranker, whose head is not supported" if kind == 4 else "it is unknown"
-        supported = ", ".join(f"{number} ({mode})" for number, mode in MODES.items())
-        raise BootError(f"metadata {key} is {quoted(kind)}: {what}; supported are {supported}")
-    modules = [
-        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{name}"}
-        for index, (name, path) in enumerate(MODULES.items())
-    ]
-    (directory / "modules.json").write_text(json.dumps(modules, indent=2) + "\n", encoding="utf-8")
-    pooling = directory / MODULES["Pooling"]
-    pooling.mkdir()
-    (pooling / "config.json").write_text(json.dumps({"pooling_mode": MODES[kind]}) + "\n", encoding="utf-8")
-
 
 CODE = (runtime.gguf, supervisor.model.gguf)
 TEMPORARY = "sluice-gguf-"

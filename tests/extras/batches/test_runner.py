@@ -20,7 +20,7 @@ from extras.batches import line_run, runner
 from extras.batches.config import BatchConfig
 from extras.batches.gate import Gate
 from extras.batches.line_run import LineCaller
-from extras.batches.part import OfflineBatch, check_offline
+from extras.batches.offline import OfflineBatch, check_offline
 from extras.batches.records import BatchRecord
 from extras.batches.results import LineFailure, Results
 from extras.batches.runner import BatchRunner

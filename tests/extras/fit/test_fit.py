@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from extras.fit import command
-from extras.fit.command import decide, fixed_bytes
+from extras.fit import command, headers
+from extras.fit.verdict import decide, fixed_bytes
 from kernels.cpu.huge_pages import ALIGNMENT
 from messages.config.images import ImageConfig
 from messages.errors import BootError
@@ -130,7 +130,7 @@ def test_a_model_of_the_hub_is_counted_by_headers(tmp_path: Path) -> None:
     assert remote.stdout == local.stdout
     assert remote.stdout.startswith("owner/tiny: it fits\n")
     size = len(files["model.safetensors"])
-    assert sum(end - begin for _, begin, end in hub.ranges) <= command.FIRST_BYTES + 8 < size / 2
+    assert sum(end - begin for _, begin, end in hub.ranges) <= headers.FIRST_BYTES + 8 < size / 2
     assert "model.safetensors" not in hub.downloads
 
 
@@ -155,7 +155,7 @@ class Remote:
 
 
 def test_the_header_of_a_gguf_file_is_read_until_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "FIRST_BYTES", 64)
+    monkeypatch.setattr(headers, "FIRST_BYTES", 64)
     source, copy = tmp_path / "source.gguf", tmp_path / "copy.gguf"
     tensors = {
         "blk.0.ffn_up.weight": Stored("F32", (256, 256), bytes(range(256)) * 1024),
@@ -164,7 +164,7 @@ def test_the_header_of_a_gguf_file_is_read_until_it_is_whole(tmp_path: Path, mon
     metadata = {"general.architecture": "llama", "tokenizer.ggml.tokens": [f"token {n}" for n in range(500)]}
     source.write_bytes(gguf_bytes(metadata, tensors))
     remote = Remote(source)
-    command.write_header(remote, copy)
+    headers.write_header(remote, copy)
     assert copy.stat().st_size == source.stat().st_size
     assert read_header(copy).metadata == read_header(source).metadata
     factors = read_gguf(copy).tensors["rope_freqs.weight"]
@@ -175,10 +175,10 @@ def test_the_header_of_a_gguf_file_is_read_until_it_is_whole(tmp_path: Path, mon
 def test_damaged_headers_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + b"\xff" * 4096)
     with pytest.raises(BootError, match="version"):
-        command.write_header(Remote(tmp_path / "bad.gguf"), tmp_path / "copy.gguf")
+        headers.write_header(Remote(tmp_path / "bad.gguf"), tmp_path / "copy.gguf")
     (tmp_path / "bad.safetensors").write_bytes(b"\xff" * 4096)
     with pytest.raises(BootError, match="the format allows"):
-        command.write_header(Remote(tmp_path / "bad.safetensors"), tmp_path / "copy.safetensors")
+        headers.write_header(Remote(tmp_path / "bad.safetensors"), tmp_path / "copy.safetensors")
 
 
 @pytest.mark.parametrize(

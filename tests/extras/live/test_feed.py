@@ -9,7 +9,7 @@ import pytest
 
 from extras.live import feed as feed_module
 from extras.live.feed import LiveFeed
-from extras.live.part import LiveStream
+from extras.live.stream import LiveStream
 from frontend.errors import UnavailableError
 from frontend.http.stream import OpenStreams
 from frontend.links.peers import Replies

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from extras.models.catalog import read_entries, shared_flags
 from extras.models.config import FOR_EVER_S, ModelEntry, ModelsConfig, name_models, parse_duration
-from extras.models.server import GIB, add_facts, read_entries, server_commands, shared_flags
+from extras.models.server import GIB, add_facts, server_commands
 from messages.errors import UsageError
 from supervisor.flags import parse_flags
 from supervisor.run import build_config, check_flags, launch

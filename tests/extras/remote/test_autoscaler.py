@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from extras.remote import head
+from extras.remote import autoscaler
+from extras.remote.autoscaler import Autoscaler
 from extras.remote.config import RemoteConfig
-from extras.remote.head import Autoscaler
 from messages.config.server import Config
 from messages.control.admin import Answer, Ask, Done, Failed, ScaleProcess
 from messages.control.processes import ProcessStatus
@@ -40,7 +40,7 @@ class Play:
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.now_s, self.asked, self.replies = 0.0, list[Ask](), list[Any]()
         self.group = Group()
-        monkeypatch.setattr(head.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(autoscaler.time, "monotonic", lambda: self.now_s)
         remote = RemoteConfig(max_engines=3, scaling=("up_tokens=100", "up_s=2"))
         group: Any = self.group
         self.lines = list[str]()
@@ -112,6 +112,6 @@ def test_what_an_operator_has_set_is_shown(monkeypatch: pytest.MonkeyPatch):
 def test_it_does_nothing_where_the_number_is_fixed(monkeypatch: pytest.MonkeyPatch):
     group: Any = Group()
     fixed = Autoscaler(Config(facts=NO_FACTS), group, lambda *_: pytest.fail("no command"), Console())
-    monkeypatch.setattr(head.time, "monotonic", lambda: 1e6)
+    monkeypatch.setattr(autoscaler.time, "monotonic", lambda: 1e6)
     fixed.look()
     assert group.board.scaling is None

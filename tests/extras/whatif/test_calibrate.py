@@ -9,8 +9,8 @@ import pytest
 from extras.whatif.calibrate import calibrate
 from extras.whatif.calibration import read_calibration
 from extras.whatif.cost_model import StepSize, fit
-from extras.whatif.outcome import SimulatedRunner
 from extras.whatif.settings import Setting, make_config
+from extras.whatif.simulation import SimulatedRunner
 from tests.extras.whatif.known_server import MODEL, calibration
 
 SETTING = Setting(max_num_seqs=4, num_pages=64, max_num_batched_tokens=16)

@@ -14,10 +14,11 @@ import pytest
 from extras.whatif.__main__ import main
 from extras.whatif.cost_model import MeasuredStep, size_of_step
 from extras.whatif.drive import ServedRequests, serve
-from extras.whatif.outcome import SimulatedRunner, SimulatedStep, simulate, summarize
+from extras.whatif.outcome import simulate, summarize
 from extras.whatif.recording import read_recording
 from extras.whatif.self_check import find_errors
 from extras.whatif.settings import Setting, make_config
+from extras.whatif.simulation import SimulatedRunner, SimulatedStep
 from extras.whatif.traces import Arrival
 from messages.columns import pack_int32, pack_int64, unpack_int64
 from messages.errors import SluiceError, UsageError

@@ -10,8 +10,9 @@ import pytest
 from extras.whatif.calibration import Calibration
 from extras.whatif.cost_model import CostModel, MeasuredStep
 from extras.whatif.drive import ServedRequests, serve
-from extras.whatif.outcome import SimulatedRunner, SimulatedStep, simulate
+from extras.whatif.outcome import simulate
 from extras.whatif.settings import Setting, check_possible, make_config
+from extras.whatif.simulation import SimulatedRunner, SimulatedStep
 from extras.whatif.traces import Arrival
 from messages.errors import UsageError
 from messages.ring.steps import Batch

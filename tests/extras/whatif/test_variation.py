@@ -5,8 +5,9 @@ from random import Random
 import pytest
 
 from extras.whatif.cost_model import MeasuredStep, StepSize
-from extras.whatif.outcome import VaryingSteps, simulate
+from extras.whatif.outcome import simulate
 from extras.whatif.settings import Setting
+from extras.whatif.variation import VaryingSteps
 from tests.extras.whatif.known_server import MODEL, arrival, calibration, measured_steps
 
 ONE, THREE, CHUNK = StepSize(1, 10), StepSize(3, 50), StepSize(1, 5, 1, 7, 20)

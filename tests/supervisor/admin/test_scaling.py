@@ -13,7 +13,7 @@ from messages.control.admin import Progress, ScaleProcess
 from messages.control.processes import ProcessStatus
 from messages.engine_names import SCHEDULER
 from supervisor.admin.handover import JOIN_TIMEOUT_S
-from supervisor.admin.server import scale_process
+from supervisor.admin.scaling import scale_process
 from supervisor.admin.tasks import CommandFailedError
 from supervisor.child import Child, Command
 from tests.supervisor.cli.test_operate import NAMES, SERVING, operate_on, ps, start

@@ -11,7 +11,8 @@ from messages.config.server import Config, RunConfig
 from messages.control.admin import Done, TakeSnapshot
 from runtime.run_dir import RunDir
 from supervisor.admin import snapshots as snapshots_module
-from supervisor.admin.snapshots import Snapshot, Snapshots
+from supervisor.admin.snapshot import Snapshot
+from supervisor.admin.snapshots import Snapshots
 from supervisor.console import Console
 from tests.runtime.test_run_dir import CONFIG
 
