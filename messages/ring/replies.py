@@ -128,7 +128,7 @@ class DetokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     engine: int = 1
     """The number of the scheduler that ran the step; `step_id` counts that scheduler's steps."""
     num_draft_tokens: int = 0
-    """Of all rows, accepted or not. Recordings need it, for each made the step longer."""
+    """The draft tokens of all rows, accepted or not: recordings contain the size of each step."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):

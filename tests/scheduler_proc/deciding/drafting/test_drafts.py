@@ -225,7 +225,7 @@ def test_no_step_is_planned_behind_one_with_drafts():
 
 
 class Rare:
-    """Has nothing to propose for 4 tokens after each search, except in the first two after the 9th token."""
+    """Proposes nothing for 4 tokens after each search, except in the first two after the 9th token."""
 
     def __init__(self, output: list[int]):
         self.output = output
