@@ -27,6 +27,14 @@ MAX_BLOCK_BYTES = {1: 4096, 2: 16384, 4: 8192}
 widened; float32 products take twice as many as others."""
 
 
+FEW_ROWS = 8
+"""The most tokens of a step that `few_rows_linear` computes."""
+
+FUSIONS = ("few_rows", "prefetch", "dependent")
+"""What decode steps of few rows may use in addition: one kernel for a product and what is around it; attention's idle
+programs prefetch the next weight; kernels are launched before the previous one has ended."""
+
+_fused = frozenset[str]()
 _is_fixed = False
 
 
@@ -39,6 +47,18 @@ def fix_launches(is_fixed: bool) -> None:
 
 def has_fixed_launches() -> bool:
     return _is_fixed
+
+
+def fuse(*names: str) -> None:
+    """From now on steps use these of `FUSIONS`: none by default, as no GPU has shown that they are right and faster.
+    Call it before kernels are loaded."""
+    global _fused  # noqa: PLW0603
+    assert set(names) <= set(FUSIONS)
+    _fused = frozenset(names)
+
+
+def is_fused(name: str) -> bool:
+    return name in _fused and not _is_fixed
 
 
 def is_many(count: int, limit: int) -> bool:
@@ -233,6 +253,16 @@ def _planes_linear(itemsize: int) -> Launch:
     return {"BLOCK_O": 64, "BLOCK_T": block_tokens, "num_warps": 4, "num_stages": num_stages}
 
 
+def _few_rows_linear(head_dim: int, itemsize: int) -> Launch:
+    """The tile of few rows of `_expert_plain_linear`, or a head: three programs have 64 KB each on their way. Products
+    of a warp group take 8 tokens at least."""
+    block = head_dim or 64
+    launch = {"BLOCK_O": block, "BLOCK_T": FEW_ROWS, "num_warps": 4}
+    if itemsize == 4:
+        return {**launch, "BLOCK_I": 32, "num_stages": 3}
+    return {**launch, "BLOCK_I": 128 if block <= 64 else 64, "num_stages": 4 if block <= 128 else 2}
+
+
 def _choose_experts(num_experts: int, num_chosen: int) -> Launch:
     """A token is chosen for by a warp or two: reductions across more take longer."""
     block = power_of_2(num_experts)
@@ -312,6 +342,7 @@ RULES: dict[str, Callable[..., Launch]] = {
     "draw_filtered_row": _candidates_of_row,
     "expert_plain_linear": _expert_plain_linear,
     "expert_planes_linear": _expert_planes_linear,
+    "few_rows_linear": _few_rows_linear,
     "filter_min_p": _lanes,
     "filter_top": _lanes,
     "gather_rows": _blocks(1024),
