@@ -39,11 +39,14 @@ class StoreHeads(NamedTuple):
     """Without norms of values."""
 
 
+GateKind = Literal["silu", "tanh", "exact"]
+"""SiLU or a GELU."""
+
+
 class Gate(NamedTuple):
     """Afterwards the first half of the outputs is activated and multiplied by the second."""
 
-    kind: Literal["silu", "tanh", "exact"]
-    """SiLU or a GELU."""
+    kind: GateKind
 
 
 class AddTo(NamedTuple):

@@ -18,7 +18,7 @@ from kernels.operations.silu_mul import silu_mul_reference
 
 def takes_few_rows(x_TE: Tensor) -> bool:
     """True if steps of tokens like these are to use `few_rows_linear`: there is a kernel, and it is switched on."""
-    is_taken = is_fused("few_rows") and len(x_TE) <= FEW_ROWS and x_TE.dtype != torch.float16
+    is_taken = is_fused("few_rows") and 0 < len(x_TE) <= FEW_ROWS and x_TE.dtype != torch.float16
     return is_taken and find_implementation("few_rows_linear", x_TE) is not None
 
 
@@ -41,9 +41,7 @@ def few_rows_linear_reference(x_TI: Tensor, matrix: PlainMatrix, norm: RowNorm |
         case StoreHeads(cache, tables, positions, slots, norms):
             heads_TAD = out_TO.view(len(x_TI), -1, cache.head_dim)
             return rotate_store_reference(heads_TAD, cache, tables, positions, slots, norms)
-        case Gate("silu"):
-            return silu_mul_reference(out_TO)
         case Gate(kind):
-            return gelu_mul_reference(out_TO, kind=kind)
+            return silu_mul_reference(out_TO) if kind == "silu" else gelu_mul_reference(out_TO, kind=kind)
         case AddTo(residual_TE):
             return residual_TE.add_(out_TO)

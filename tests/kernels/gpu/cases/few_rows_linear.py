@@ -7,7 +7,7 @@ from kernels.gpu.launch_table import HOPPER, launch_on
 from tests.kernels.gpu.cases.compile_case import CompileCase, in_float32, with_codes
 
 _FLOATS = ("x", "norm_weight", "weight", "out", "keys", "values", "key_scales", "value_scales")
-_SIGNATURE = dict.fromkeys((*_FLOATS, "bias", "query_weight", "key_weight"), "*bf16:16")
+_SIGNATURE: dict[str, str] = dict.fromkeys((*_FLOATS, "bias", "query_weight", "key_weight"), "*bf16:16")
 _SIGNATURE |= {"sums": "*fp32:16", "counters": "*i32:16", "cosines": "*fp32:16", "sines": "*fp32:16"}
 _SIGNATURE |= {"positions": "*i32:16", "slots": "*i64:16", "head_eps": "fp32", "norm_eps": "fp32", "num_tokens": "i32"}
 _NONE = {"NUM_KV_HEADS": 0, "QUERY_ROW": 0, "HAS_HEAD_NORM": False, "MAX_CODE": 0.0, "HAS_BIAS": False}
@@ -37,7 +37,7 @@ COMPILE_CASES = (
     *_CASES,
     with_codes(_CASES[0], {"MAX_CODE": 448.0}),
     *(
-        replace(case, label=f"{case.label}, dependent", constants=case.constants | {"IS_DEPENDENT": True})
+        replace(case, label=f"{case.label}, dependent", constants={**case.constants, "IS_DEPENDENT": True})
         for case in _CASES[:3]
     ),
     *(
