@@ -22,7 +22,7 @@ from kernels.arguments.few_rows import AddTo, Epilogue, Gate, PlainMatrix, RowNo
 from kernels.arguments.paged_kv import MAX_CODES
 from kernels.gpu.cache_lines import LINE_BYTES, prefetch
 from kernels.gpu.key_blocks import PRECISION, scales_of
-from kernels.gpu.launch_table import FEW_ROWS, MANY_PROGRAMS, find_launch, is_fused
+from kernels.gpu.launch_table import FEW_ROWS, MANY_PROGRAMS, dependent_launch, find_launch, is_fused
 from kernels.gpu.rotate_store import norm_halves, quantize_halves, rotate
 from kernels.gpu.silu_mul import activate
 
@@ -45,7 +45,6 @@ def few_rows_linear(x_TI: Tensor, matrix: PlainMatrix, norm: RowNorm | None, the
     assert num_tiles <= MAX_TILES
     sums = x_TI.new_empty(num_parts * num_tiles * (launch["BLOCK_O"] + 1) * launch["BLOCK_T"], dtype=torch.float32)
     out, operands, constants = _epilogue_of(x_TI, num_outputs, then)
-    is_dependent = is_fused("dependent")
     multiply_few[(num_tiles, num_parts)](
         *(x_TI, x_TI if norm is None else norm.weight, matrix.weight, x_TI if matrix.bias is None else matrix.bias),
         *(sums, make_counters(x_TI.device), out, *operands),
@@ -56,10 +55,10 @@ def few_rows_linear(x_TI: Tensor, matrix: PlainMatrix, norm: RowNorm | None, the
         PART_BLOCKS=part_blocks,
         HAS_NORM=norm is not None,
         HAS_BIAS=matrix.bias is not None,
-        IS_DEPENDENT=is_dependent,
+        IS_DEPENDENT=is_fused("dependent"),
         **constants,
         **launch,
-        **({"launch_pdl": True} if is_dependent else {}),
+        **dependent_launch(),
     )
     return out
 

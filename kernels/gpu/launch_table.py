@@ -61,6 +61,14 @@ def is_fused(name: str) -> bool:
     return name in _fused and not _is_fixed
 
 
+def dependent_launch() -> dict[str, bool]:
+    """Returns the option of kernels that wait for the previous one themselves (programmatic dependent launch).
+
+    Such a kernel must do so: one that never waits would let the next one start before the previous one has ended.
+    """
+    return {"launch_pdl": True} if is_fused("dependent") else {}
+
+
 def is_many(count: int, limit: int) -> bool:
     """True if a launch is the one for more than `limit` rows; fixed launches always are."""
     return _is_fixed or count > limit

@@ -2,16 +2,20 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.few_rows import AddTo, Epilogue, Gate, GateKind, PlainMatrix, RowNorm, StoreHeads
 from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
 from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.gpu.few_rows_linear import MAX_PARTS, find_part_blocks, make_counters
-from kernels.gpu.launch_table import find_launch
+from kernels.gpu.launch_table import FUSIONS, find_launch, fuse
 from kernels.operations.few_rows_linear import few_rows_linear, few_rows_linear_reference
+from kernels.operations.paged_decode import paged_decode
+from kernels.plans.decode_work import DecodeLayout, DecodeWork, make_decode_scratch, plan_decode_work
 from tests.kernels.cases import assert_close
 
 FLOATS = [torch.float32, torch.bfloat16]
@@ -102,6 +106,76 @@ def test_heads(
         assert bool((found.float() != 0).any(2).any(1)[used].all())
     if mine.cache.key_scales is not None and theirs.cache.key_scales is not None:
         assert_close(mine.cache.key_scales, theirs.cache.key_scales.double(), SCALE_DTYPE)
+
+
+class Chain:
+    """Layers of attention and an MLP over a cache that all of them share, so that each overwrites what the last has
+    read: a kernel that starts too early reads the wrong values."""
+
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, sizes: tuple[int, int], device: str):
+        num_rows, page_size, num_keys = 3, 16, [40, 1, 200] if device == "cuda" else [20, 1, 33]
+        hidden_size, inner_size = sizes
+        generator = torch.Generator(device).manual_seed(1)
+
+        def make(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, device=device).bfloat16()
+
+        heads = (num_heads + 2 * num_kv_heads) * head_dim, hidden_size
+        shapes = heads, (hidden_size, num_heads * head_dim), (2 * inner_size, hidden_size), (hidden_size, inner_size)
+        self.matrices = [PlainMatrix(make(*shape) / shape[1] ** 0.5, None) for shape in shapes]
+        self.norm = RowNorm(make(hidden_size), 1e-5)
+        num_slots = num_rows * 16 * page_size
+        self.cache = PagedKV(*make(2, num_slots, num_kv_heads, head_dim), page_size)
+        tables = torch.arange(num_rows * 16, dtype=torch.int32).view(num_rows, 16)
+        layout = DecodeLayout(num_rows, num_heads, num_kv_heads, 64, shares_prefixes=False, merges_in_kernel=True)
+        plan = torch.zeros(layout.num_words, dtype=torch.int32)
+        plan_decode_work(layout, np.array(num_keys, np.int32), tables.numpy(), page_size, plan.numpy())
+        self.work = DecodeWork(layout, plan.to(device), make_decode_scratch(layout, head_dim, torch.device(device)))
+        self.tables, self.num_keys = tables.to(device), torch.tensor(num_keys, dtype=torch.int32, device=device)
+        positions = self.num_keys - 1
+        angles = torch.rand(256, head_dim // 2, generator=generator, device=device) * 6
+        slots = torch.arange(num_rows, device=device) * 16 * page_size + positions
+        norms = HeadNorms(make(head_dim), make(head_dim), 1e-5)
+        self.heads = StoreHeads(self.cache, RopeTables(angles.cos(), angles.sin()), positions, slots, norms)
+        self.stream, self.kv = make(num_rows, hidden_size), (self.cache.keys.clone(), self.cache.values.clone())
+        self.options = AttentionOptions(head_dim**-0.5, next_weight=self.matrices[1].weight)
+
+    def compute(self, num_layers: int) -> list[Tensor]:
+        """Returns the stream, the keys and the values."""
+        for now, begin in zip((self.cache.keys, self.cache.values), self.kv, strict=True):
+            now.copy_(begin)
+        stream = self.stream.clone()
+        qkv, out, gate_up, down = self.matrices
+        for _ in range(num_layers):
+            query = few_rows_linear(stream, qkv, self.norm, self.heads)
+            attended = torch.empty_like(query)
+            paged_decode(query, self.cache, self.tables, self.num_keys, self.options, attended, self.work)
+            few_rows_linear(attended.view(len(query), -1), out, None, AddTo(stream))
+            inner = few_rows_linear(stream, gate_up, self.norm, Gate("silu"))
+            few_rows_linear(inner, down, None, AddTo(stream))
+        return [stream, self.cache.keys.clone(), self.cache.values.clone()]
+
+
+def test_no_bit_depends_on_when_kernels_start(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers have the same bits in the next run and, on a GPU, in a graph whose kernels prefetch weights and start
+    before the last one has ended."""
+    monkeypatch.undo()  # poison would be written between the kernels
+    if device == "cpu":
+        chain = Chain(2, 1, 64, (128, 96), device)
+        first, second = chain.compute(1), chain.compute(1)
+        assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+        return
+    chain = Chain(16, 8, 128, (1024, 3072), device)
+    expected = chain.compute(28)
+    assert bool(expected[0].isfinite().all())
+    fuse(*FUSIONS)
+    chain.compute(1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = chain.compute(28)
+    for _ in range(20):
+        graph.replay()
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def test_parts_fill_the_processors() -> None:

@@ -52,12 +52,13 @@ class Block:
         self._kind = attention.kind
         self._head_dim, self._qkv_size = attention.head_dim, attention.qkv_size
         sinks = pop_tensor(weights, f"{layer}.sinks").float() if attention.has_sinks else None
-        options = attention.window, attention.softcap, sinks, context.biases, attention.sees_spans
-        self._options = AttentionOptions(attention.scale, *options)
         names = (f"{layer}.qkv", f"{layer}.attention_out") if _is_simple(attention, context) else ()
         self._matrices = find_matrices(weights, *names)
         self.can_add = bool(self._matrices)
         """True if it has `add_to`."""
+        options = attention.window, attention.softcap, sinks, context.biases, attention.sees_spans
+        next_weight = self._matrices[1].weight if self.can_add else None
+        self._options = AttentionOptions(attention.scale, *options, next_weight)
         self._qkv = pop_linear(weights, f"{layer}.qkv")
         self._gate = pop_linear(weights, f"{layer}.attention_gate") if attention.has_gate else None
         self._stores = attention.kv_layer is None

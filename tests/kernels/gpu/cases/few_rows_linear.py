@@ -22,7 +22,7 @@ def make_case(
     own = {"THEN": then, "HAS_NORM": then != "add", "IS_DEPENDENT": False, **names, **constants}
     launch = launch_on(HOPPER, "few_rows_linear", 128 if then == "heads" else 0, 2)
     return CompileCase(
-        label, multiply_few, _SIGNATURE, _NONE | own, 168, launch, has_wgmma=True, max_shared_bytes=113 << 10
+        label, multiply_few, _SIGNATURE, _NONE | own, 168, launch, max_shared_bytes=113 << 10, max_loop_stalls=0
     )
 
 
@@ -32,7 +32,6 @@ _CASES = (
     make_case("gated", "silu", (1024, 6144), (3, 3)),
     make_case("one part", "add", (3072, 65536), (1, 24)),
 )
-_FLOAT32 = {"has_wgmma": False, "max_registers": 255}
 COMPILE_CASES = (
     *_CASES,
     with_codes(_CASES[0], {"MAX_CODE": 448.0}),
@@ -41,7 +40,7 @@ COMPILE_CASES = (
         for case in _CASES[:3]
     ),
     *(
-        in_float32(case, launch=launch_on(HOPPER, "few_rows_linear", dim, 4), **_FLOAT32)
+        in_float32(case, launch=launch_on(HOPPER, "few_rows_linear", dim, 4), max_registers=255)
         for case, dim in zip(_CASES[:3], (128, 0, 0), strict=True)
     ),
 )
