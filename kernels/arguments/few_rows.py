@@ -10,6 +10,9 @@ from torch import Tensor
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import HeadNorms, RopeTables
 
+FEW_ROWS = 8
+"""The most tokens of a step that has few."""
+
 
 class PlainMatrix(NamedTuple):
     """A linear layer whose weight is a plain tensor."""

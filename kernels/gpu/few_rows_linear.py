@@ -18,11 +18,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.arguments.few_rows import AddTo, Epilogue, Gate, PlainMatrix, RowNorm, StoreHeads
+from kernels.arguments.few_rows import FEW_ROWS, AddTo, Epilogue, Gate, PlainMatrix, RowNorm, StoreHeads
 from kernels.arguments.paged_kv import MAX_CODES
 from kernels.gpu.cache_lines import LINE_BYTES, prefetch
+from kernels.gpu.fusions import dependent_launch, is_fused
 from kernels.gpu.key_blocks import PRECISION, scales_of
-from kernels.gpu.launch_table import FEW_ROWS, MANY_PROGRAMS, dependent_launch, find_launch, is_fused
+from kernels.gpu.launch_table import MANY_PROGRAMS, find_launch
 from kernels.gpu.rotate_store import norm_halves, quantize_halves, rotate
 from kernels.gpu.silu_mul import activate
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from kernels.arguments.few_rows import FEW_ROWS
 from kernels.plans.decode_work import BLOCK_KEYS
 
 Launch = Mapping[str, int]
@@ -27,14 +28,6 @@ MAX_BLOCK_BYTES = {1: 4096, 2: 16384, 4: 8192}
 widened; float32 products take twice as many as others."""
 
 
-FEW_ROWS = 8
-"""The most tokens of a step that `few_rows_linear` computes."""
-
-FUSIONS = ("few_rows", "prefetch", "dependent")
-"""What decode steps of few rows may use in addition: one kernel for a product and what is around it; attention's idle
-programs prefetch the next weight; kernels are launched before the previous one has ended."""
-
-_fused = frozenset[str]()
 _is_fixed = False
 
 
@@ -47,26 +40,6 @@ def fix_launches(is_fixed: bool) -> None:
 
 def has_fixed_launches() -> bool:
     return _is_fixed
-
-
-def fuse(*names: str) -> None:
-    """From now on steps use these of `FUSIONS`: none by default, as no GPU has shown that they are right and faster.
-    Call it before kernels are loaded."""
-    global _fused  # noqa: PLW0603
-    assert set(names) <= set(FUSIONS)
-    _fused = frozenset(names)
-
-
-def is_fused(name: str) -> bool:
-    return name in _fused and not _is_fixed
-
-
-def dependent_launch() -> dict[str, bool]:
-    """Returns the option of kernels that wait for the previous one themselves (programmatic dependent launch).
-
-    Such a kernel must do so: one that never waits would let the next one start before the previous one has ended.
-    """
-    return {"launch_pdl": True} if is_fused("dependent") else {}
 
 
 def is_many(count: int, limit: int) -> bool:

@@ -18,8 +18,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
 from kernels.gpu.cache_lines import count_lines, prefetch_part
+from kernels.gpu.fusions import dependent_launch, is_fused
 from kernels.gpu.key_blocks import LOG2_E, cap_log2_of, cap_scores, fold, load_block, scales_of, score, widen_query
-from kernels.gpu.launch_table import dependent_launch, find_launch, is_fused
+from kernels.gpu.launch_table import find_launch
 from kernels.gpu.occupancy import count_side_by_side, processor_of
 from kernels.plans.decode_work import (
     ENTRIES_PLACE,

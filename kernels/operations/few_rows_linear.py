@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.arguments.few_rows import AddTo, Epilogue, Gate, PlainMatrix, RowNorm, StoreHeads
+from kernels.arguments.few_rows import FEW_ROWS, AddTo, Epilogue, Gate, PlainMatrix, RowNorm, StoreHeads
 from kernels.dispatch import call, find_implementation
-from kernels.gpu.launch_table import FEW_ROWS, is_fused
+from kernels.gpu.fusions import is_fused
 from kernels.operations.gelu_mul import gelu_mul_reference
 from kernels.operations.rms_norm import rms_norm_reference
 from kernels.operations.rotate_store import rotate_store_reference

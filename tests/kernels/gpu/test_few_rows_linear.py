@@ -12,7 +12,8 @@ from kernels.arguments.few_rows import AddTo, Epilogue, Gate, GateKind, PlainMat
 from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
 from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.gpu.few_rows_linear import MAX_PARTS, find_part_blocks, make_counters
-from kernels.gpu.launch_table import FUSIONS, find_launch, fuse
+from kernels.gpu.fusions import FUSIONS, fuse
+from kernels.gpu.launch_table import find_launch
 from kernels.operations.few_rows_linear import few_rows_linear, few_rows_linear_reference
 from kernels.operations.paged_decode import paged_decode
 from kernels.plans.decode_work import DecodeLayout, DecodeWork, make_decode_scratch, plan_decode_work
@@ -125,7 +126,9 @@ class Chain:
         self.matrices = [PlainMatrix(make(*shape) / shape[1] ** 0.5, None) for shape in shapes]
         self.norm = RowNorm(make(hidden_size), 1e-5)
         num_slots = num_rows * 16 * page_size
-        self.cache = PagedKV(*make(2, num_slots, num_kv_heads, head_dim), page_size)
+        self.cache = PagedKV(
+            make(num_slots, num_kv_heads, head_dim), make(num_slots, num_kv_heads, head_dim), page_size
+        )
         tables = torch.arange(num_rows * 16, dtype=torch.int32).view(num_rows, 16)
         layout = DecodeLayout(num_rows, num_heads, num_kv_heads, 64, shares_prefixes=False, merges_in_kernel=True)
         plan = torch.zeros(layout.num_words, dtype=torch.int32)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from kernels.gpu import triton_kernels
-from kernels.gpu.launch_table import fix_launches, fuse
+from kernels.gpu.fusions import fuse
+from kernels.gpu.launch_table import fix_launches
 from tests.kernels.cases import DEVICES
 
 DEVICE = DEVICES[-1]
@@ -20,7 +21,7 @@ DEVICE = DEVICES[-1]
 def triton_in_use(*, is_fixed: bool = False, fusions: Sequence[str] = ()) -> Iterator[Counter[str]]:
     """Operations use the Triton kernels for tensors on `DEVICE`; counts the calls of each operation's kernel.
 
-    `is_fixed`: as with `--deterministic`. `fusions`: see `launch_table.FUSIONS`.
+    `is_fixed`: as with `--deterministic`. `fusions`: see `kernels/gpu/fusions.py`.
 
     Skips the test without Triton, or if Triton does not fit the device.
     """

@@ -11,25 +11,17 @@ import torch
 from torch import Tensor
 
 from kernels.arguments.attention_options import AttentionOptions
-from kernels.arguments.few_rows import AddTo, RowNorm, StoreHeads
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import HeadNorms, PrefillRows
-from kernels.operations.few_rows_linear import few_rows_linear
 from kernels.operations.paged_decode import paged_decode
 from kernels.operations.paged_prefill import paged_prefill
 from kernels.operations.rms_norm import rms_norm
 from kernels.operations.rotate_store import rotate_store
 from kernels.operations.sigmoid_gate import sigmoid_gate
-from scheduler_proc.computing.model.attention_description import QK_NORMS, AttentionDescription
+from scheduler_proc.computing.model.attention_description import AttentionDescription
+from scheduler_proc.computing.model.blocks.attention_parts import pop_head_norms, pop_options
 from scheduler_proc.computing.model.blocks.context import BlockContext
-from scheduler_proc.computing.model.blocks.norm import pop_scale
-from scheduler_proc.computing.model.blocks.weights import (
-    Weights,
-    find_matrices,
-    pop_linear,
-    pop_row_parallel,
-    pop_tensor,
-)
+from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel
 from scheduler_proc.computing.model.workspace import LayerRows, fit
 from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.step.features.axes import AXES
@@ -39,9 +31,6 @@ from scheduler_proc.computing.step.inputs import AttentionKind, StepInputs
 
 
 class Block:
-    _head_norms: HeadNorms | None = None
-    _whole_norms: HeadNorms | None = None
-
     @staticmethod
     def open_cache(tensors: Sequence[Tensor], page_size: int) -> PagedKV:
         """Returns the cache whose tensors are K, V and, of codes, their scales."""
@@ -51,26 +40,12 @@ class Block:
     def __init__(self, layer: str, attention: AttentionDescription, weights: Weights, context: BlockContext):
         self._kind = attention.kind
         self._head_dim, self._qkv_size = attention.head_dim, attention.qkv_size
-        sinks = pop_tensor(weights, f"{layer}.sinks").float() if attention.has_sinks else None
-        names = (f"{layer}.qkv", f"{layer}.attention_out") if _is_simple(attention, context) else ()
-        self._matrices = find_matrices(weights, *names)
-        self.can_add = bool(self._matrices)
-        """True if it has `add_to`."""
-        options = attention.window, attention.softcap, sinks, context.biases, attention.sees_spans
-        next_weight = self._matrices[1].weight if self.can_add else None
-        self._options = AttentionOptions(attention.scale, *options, next_weight)
+        self._options = pop_options(layer, attention, weights, context)
         self._qkv = pop_linear(weights, f"{layer}.qkv")
         self._gate = pop_linear(weights, f"{layer}.attention_gate") if attention.has_gate else None
         self._stores = attention.kv_layer is None
-        if attention.qk_norm is not None:
-            names = QK_NORMS if self._stores else QK_NORMS[:1]
-            query, *keys = (pop_scale(weights, f"{layer}.{name}", attention.qk_norm) for name in names)
-            value = torch.ones_like(query) if attention.norms_values else None
-            norms = HeadNorms(query, keys[0] if keys else query, attention.qk_norm.eps, value)
-            if attention.norms_whole_qk:
-                self._whole_norms = norms
-            else:
-                self._head_norms = norms
+        norms = pop_head_norms(layer, attention, weights)
+        self._whole_norms, self._head_norms = (norms, None) if attention.norms_whole_qk else (None, norms)
         self._parallel = context.parallel
         self._out = pop_row_parallel(weights, f"{layer}.attention_out", context.parallel)
         self._rope_tables = attention.rope and context.rope_tables(attention.rope, attention.head_dim)
@@ -92,18 +67,6 @@ class Block:
             attended_TA = sigmoid_gate(attended_TA, gate_TA)
         return self._out(attended_TA, out_rows, out_room.update)
 
-    def add_to(self, residual_TE: Tensor, norm: RowNorm, layer_rows: LayerRows, memory: PagedKV) -> None:
-        """Adds the update to the residual stream of few tokens, with the norm before; first stores K and V."""
-        assert self._rope_tables is not None
-        assert self._kind is not None
-        qkv, out = self._matrices
-        step = layer_rows.rows.step if self._options.window is None else windowed(layer_rows.rows.step)
-        heads = StoreHeads(memory, self._rope_tables, step.positions, step.slots, self._head_norms)
-        query_THD = few_rows_linear(residual_TE, qkv, norm, heads)
-        out_THD = room_like(query_THD, layer_rows.attended)
-        attended_TA = attend(query_THD, step, memory, self._kind, self._options, out_THD)
-        few_rows_linear(attended_TA, out, None, AddTo(residual_TE))
-
     def _attend(
         self, heads_TAD: Tensor, step: StepInputs, memory: PagedKV, attended: Tensor, *, is_narrow: bool
     ) -> Tensor:
@@ -116,14 +79,6 @@ class Block:
         out_THD = room_like(query_THD, attended)
         assert self._kind is not None
         return attend(query_THD, step, memory, self._kind, self._options, out_THD, is_narrow=is_narrow)
-
-
-def _is_simple(attention: AttentionDescription, context: BlockContext) -> bool:
-    """True if the kernel of few tokens does all that these heads need: see `StoreHeads`."""
-    others = attention.has_gate, attention.has_axes, attention.norms_values, attention.norms_whole_qk
-    if context.parallel.size > 1 or not attention.cache or any(others):
-        return False
-    return attention.head_dim in (64, 128, 256) and attention.num_rotated == attention.head_dim
 
 
 def room_like(query_THD: Tensor, attended: Tensor) -> Tensor:

@@ -8,14 +8,12 @@ from functools import partial
 
 from torch import Tensor
 
-from kernels.arguments.few_rows import AddTo, Gate, RowNorm
-from kernels.operations.few_rows_linear import few_rows_linear
 from kernels.operations.gelu import GeluKind
 from kernels.operations.gelu_mul import gelu_mul
 from kernels.operations.relu_squared import relu_squared
 from kernels.operations.silu_mul import silu_mul
 from scheduler_proc.computing.model.blocks.context import BlockContext
-from scheduler_proc.computing.model.blocks.weights import Weights, find_matrices, pop_linear, pop_row_parallel
+from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel
 from scheduler_proc.computing.model.description import DenseMlpDescription
 from scheduler_proc.computing.model.workspace import Activations, fit
 from scheduler_proc.computing.step.rows import StepRows
@@ -32,20 +30,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
 }
 """The others, computed by themselves."""
 
-GATES = {"silu_gated": Gate("silu"), "gelu_tanh_gated": Gate("tanh"), "gelu_gated": Gate("exact")}
-"""The activations that the kernels of few tokens have."""
-
 
 class Block:
     def __init__(self, layer: str, mlp: DenseMlpDescription, weights: Weights, context: BlockContext):
         self._sizes = mlp.in_size, mlp.size
         self._is_gated = mlp.is_gated
         self._activate = ACTIVATIONS.get(mlp.activation)
-        self._gate = GATES.get(mlp.activation)
-        is_simple = self._gate is not None and context.parallel.size == 1
-        self._matrices = find_matrices(weights, *((f"{layer}.mlp_in", f"{layer}.mlp_out") if is_simple else ()))
-        self.can_add = bool(self._matrices)
-        """True if it has `add_to`."""
         self._linear_in = pop_linear(weights, f"{layer}.mlp_in", GELUS.get(mlp.activation))
         self._linear_out = pop_row_parallel(weights, f"{layer}.mlp_out", context.parallel)
 
@@ -55,10 +45,3 @@ class Block:
         if self._activate is not None:
             inner = self._activate(inner, fit(room.gated, size) if self._is_gated else None)
         return self._linear_out(inner, rows, room.update)
-
-    def add_to(self, residual_TE: Tensor, norm: RowNorm) -> None:
-        """Adds the update to the residual stream of few tokens, with the norm before."""
-        assert self._gate is not None
-        linear_in, linear_out = self._matrices
-        gated_TF = few_rows_linear(residual_TE, linear_in, norm, self._gate)
-        few_rows_linear(gated_TF, linear_out, None, AddTo(residual_TE))

@@ -9,11 +9,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from kernels.arguments.few_rows import RowNorm
-from kernels.operations.few_rows_linear import takes_few_rows
 from kernels.operations.rescale import rescale
-from scheduler_proc.computing.model.blocks import attention, dense_mlp
 from scheduler_proc.computing.model.blocks.context import BlockContext
+from scheduler_proc.computing.model.blocks.few_rows import find_few_rows
 from scheduler_proc.computing.model.blocks.layer_inputs import InputGate, gate_parameters
 from scheduler_proc.computing.model.blocks.norm import Norm, norm_parameters
 from scheduler_proc.computing.model.blocks.registry import BLOCKS
@@ -23,9 +21,6 @@ from scheduler_proc.computing.model.parameters import Parameter
 from scheduler_proc.computing.model.span_rows import SpanRows
 from scheduler_proc.computing.model.workspace import Activations, LayerRows
 from scheduler_proc.computing.step.rows import StepRows
-
-FewRowsBlocks = tuple[RowNorm, attention.Block, RowNorm, dense_mlp.Block]
-"""Attention and an MLP, each after its norm, that add to the residual stream of few tokens themselves."""
 
 
 @dataclass
@@ -88,6 +83,7 @@ class Layer:
         def make(block: BlockDescription) -> Any:
             return BLOCKS[type(block)](name, block, weights, context)
 
+        self._few_rows = find_few_rows(name, layer, weights, context)
         norms = {norm: Norm(f"{name}.{norm}", description, weights) for norm, description in _norms_of(layer).items()}
         self._attention_norm, self._attention_out_norm = norms.get("attention_norm"), norms.get("attention_out_norm")
         self._mlp_norm, self._mlp_out_norm = norms.get("mlp_norm"), norms.get("mlp_out_norm")
@@ -97,7 +93,6 @@ class Layer:
         self._input_norm = norms.get("input_norm")
         self._input_gate = InputGate(name, weights, layer.input_size) if layer.input_size else None
         self._inputs = slice(index * layer.input_size, (index + 1) * layer.input_size)
-        self._few = self._find_few(layer)
         self._scale = float(pop_tensor(weights, f"{name}.scale")) if layer.has_scale else 1.0
 
     def apply(self, stream: Stream, memory: Sequence[Any], *, is_narrow: bool) -> None:
@@ -106,8 +101,9 @@ class Layer:
         With `is_narrow`, only `step.head_tokens` are computed after that: the last layer needs no others.
         """
         rows, room = stream.rows, stream.room
-        if self._few is not None and not is_narrow and rows.lora is None and takes_few_rows(stream.residual):
-            self._apply_to_few(self._few, stream, memory[0])
+        if self._few_rows is not None and not is_narrow and self._few_rows.takes(rows, stream.residual):
+            self._few_rows.apply(_add_and_norm(None, stream), rows, stream.attended, memory[0])
+            stream.update = None
             return
         narrow = None
         if is_narrow:
@@ -139,29 +135,6 @@ class Layer:
         if self._scale != 1:
             rescale(_add_and_norm(None, stream), self._scale)
             stream.update = None
-
-    def _find_few(self, layer: LayerDescription) -> FewRowsBlocks | None:
-        """Returns the blocks if the layer has only attention and an MLP, with norms before them, and both can add."""
-        kept = {name: getattr(layer, name) for name in ("mlp", "attention_norm", "mlp_norm")}
-        if layer != LayerDescription(mixers=layer.mixers[:1], **kept):
-            return None
-        match self._attention_norm, self._mixers, self._mlp_norm, self._mlp:
-            case (
-                Norm(row_norm=RowNorm() as first),
-                [attention.Block(can_add=True) as mixer],
-                Norm(row_norm=RowNorm() as second),
-                dense_mlp.Block(can_add=True) as mlp,
-            ):
-                return first, mixer, second, mlp
-            case _:
-                return None
-
-    def _apply_to_few(self, blocks: FewRowsBlocks, stream: Stream, memory: Any) -> None:
-        """Does the same for few tokens, with five kernels: each block adds its update itself."""
-        attention_norm, mixer, mlp_norm, mlp = blocks
-        residual_TE, stream.update = _add_and_norm(None, stream), None
-        mixer.add_to(residual_TE, attention_norm, LayerRows(stream.rows, stream.room, stream.attended, None), memory)
-        mlp.add_to(residual_TE, mlp_norm)
 
     def _mix(self, normed_TE: Tensor, layer_rows: LayerRows, memory: Sequence[Any]) -> Tensor:
         """Returns the update that all mixers together compute."""

@@ -6,7 +6,6 @@ Shape legend: T tokens, E embedding size.
 import torch
 from torch import Tensor
 
-from kernels.arguments.few_rows import RowNorm
 from kernels.operations.layer_norm import layer_norm
 from kernels.operations.rms_norm import rms_norm
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_tensor
@@ -33,10 +32,6 @@ class Norm:
         if norm.kind == "layer":
             self._bias_E = pop_tensor(weights, f"{name}.bias") if norm.has_bias else torch.zeros_like(self.weight_E)
         self._eps, self._replaces_stream, self._only_scales = norm.eps, norm.replaces_stream, norm.kind == "scale"
-        self.row_norm = None
-        """The norm as a product's kernel takes it; `None` for other kinds."""
-        if norm.kind == "rms" and not norm.replaces_stream:
-            self.row_norm = RowNorm(self.weight_E, norm.eps)
 
     def __call__(self, residual_TE: Tensor, update_TE: Tensor | None, out_TE: Tensor | None) -> Tensor:
         """Adds the update to the residual stream in place; returns the norm of the sum, in `out_TE` if given.

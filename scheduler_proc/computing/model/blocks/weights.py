@@ -6,7 +6,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from kernels.arguments.few_rows import PlainMatrix
 from kernels.formats.weight_format import Linear, Weight
 from kernels.operations.expert_linear import ExpertLinear
 from kernels.operations.gelu import GeluKind, gelu
@@ -28,17 +27,6 @@ class StepLinear(Protocol):
 
 def pop_tensor(weights: Weights, name: str) -> Tensor:
     return weights.pop(name).stored
-
-
-def find_matrices(weights: Weights, *names: str) -> list[PlainMatrix]:
-    """Returns these linear layers if the device's kernels read all their weights as plain matrices, else none."""
-    found: list[PlainMatrix] = []
-    for name in names:
-        matrix, bias = weights[f"{name}.weight"].matrix, weights.get(f"{name}.bias")
-        if matrix is None:
-            return []
-        found.append(PlainMatrix(matrix, None if bias is None else bias.stored))
-    return found
 
 
 def pop_linear(weights: Weights, name: str, activation: GeluKind | None = None) -> StepLinear:

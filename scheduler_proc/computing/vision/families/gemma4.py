@@ -101,8 +101,6 @@ class ClippedWeight:
     It has as much of a `Weight` as the linears of a tower use.
     """
 
-    matrix = None
-
     def __init__(self, weight: Weight, limits: list[Limits]):
         self._weight, self._limits = weight, limits
         self.stored = weight.stored

@@ -2,7 +2,7 @@
 
     python -m tests.scheduler_proc.computing.backends.cuda.compilations MODEL [FLAG ...] [--compile]
 
-FLAG is --enforce-eager, --deterministic, or --fused for all of `launch_table.FUSIONS`. Weights in blocks, of a GGUF
+FLAG is --enforce-eager, --deterministic, or --fused for all of `FUSIONS`. Weights in blocks, of a GGUF
 file, are computed in planes.
 
 It needs no GPU: Triton chooses each specialization as for a Hopper GPU, notes it, and neither compiles nor launches it.
@@ -33,7 +33,7 @@ from triton.runtime import driver as active_driver
 from benchmarks.bench_http import TOKENIZER
 from benchmarks.model_shapes import SHAPES, make_shape, with_window_pages, write_model
 from kernels.formats import plain, registry
-from kernels.gpu.launch_table import FUSIONS, fuse
+from kernels.gpu.fusions import FUSIONS, fuse
 from kernels.gpu.triton_kernels import load_triton_kernels
 from messages.columns import pack_float32, pack_int32
 from messages.ring.requests import SamplingParams
