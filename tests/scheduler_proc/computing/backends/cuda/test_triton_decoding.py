@@ -110,8 +110,9 @@ def test_few_rows_give_the_tokens_of_transformers(tmp_path: Path, monkeypatch: p
     """With norms of heads, biases and windows; heads have a usual size. If a step has prompts, its last layer computes
     only tokens that go to the head, by other kernels."""
     monkeypatch.setattr(formats, "has_packed_kernel", lambda weight: False)
-    windows: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
-    model = build_checkpoint(tmp_path, "qwen3-biases-untied", **(windows | {"num_hidden_layers": 2, "head_dim": 64}))
+    shape: dict[str, Any] = {"num_hidden_layers": 2, "head_dim": 64, "max_window_layers": 1}
+    shape |= {"use_sliding_window": True, "sliding_window": 4}
+    model = build_checkpoint(tmp_path, "qwen3-biases-untied", **shape)
     runner = load_runner(make_config(tmp_path, block_size=4, num_pages=32), lambda text, fraction: None)
     with triton_in_use(fusions=("few_rows",)) as taken:
         outputs = generate(runner, PROMPTS, NUM_TOKENS, Schedule(chunk_tokens=3, stagger=1, page_size=4))
