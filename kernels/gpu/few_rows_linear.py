@@ -3,10 +3,10 @@
 Shape legend: T tokens, I inputs, O outputs of a program, X = O / 2 pairs of outputs.
 
 A program multiplies a tile of outputs with a part of the inputs: without parts there are too few programs to keep all
-processors reading. Each writes its sums, and the last of a tile to arrive (a counter says which) adds all of them in
-their order, so the result is the same bits each time. Then it does what follows the product. What follows takes pairs
-of outputs that are `HALF` apart, a gate and its value or the values of a head that are rotated together; a tile has
-them in rows side by side.
+processors reading. Each writes its sums. A counter finds the last one of a tile to arrive: it adds the sums in their
+order, so the result is the same bits each time, and then does the work after the product. That work takes pairs of
+outputs that lie apart in the weight: a gate and its value, or the two values of a head that are rotated together. A
+tile has them in rows side by side.
 """
 
 from functools import cache
