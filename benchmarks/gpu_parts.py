@@ -70,6 +70,7 @@ def list_parts() -> list[Part]:
         tuning("decode", "Qwen3-0.6B"),
         tuning("decode_fp8", "Qwen3-0.6B"),
         tuning("prefill", "Qwen3-0.6B"),
+        tuning("few_rows", "Qwen3-0.6B"),
         *list_kernel_parts(),
         step("llama-3-8b"),
         *(step("llama-3-8b", suffix, ("--rows", "1", "8", "--fuse", *names)) for suffix, names in FUSED.items()),

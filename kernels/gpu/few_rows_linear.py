@@ -23,7 +23,7 @@ from kernels.arguments.paged_kv import MAX_CODES
 from kernels.gpu.cache_lines import LINE_BYTES, prefetch
 from kernels.gpu.fusions import dependent_launch, is_fused
 from kernels.gpu.key_blocks import PRECISION, scales_of
-from kernels.gpu.launch_table import MANY_PROGRAMS, find_launch
+from kernels.gpu.launch_table import find_launch
 from kernels.gpu.rotate_store import norm_halves, quantize_halves, rotate
 from kernels.gpu.silu_mul import activate
 
@@ -38,10 +38,11 @@ def few_rows_linear(x_TI: Tensor, matrix: PlainMatrix, norm: RowNorm | None, the
     assert num_tokens <= FEW_ROWS
     assert x_TI.is_contiguous()
     assert matrix.weight.is_contiguous()
-    launch = find_launch("few_rows_linear", then.cache.head_dim if isinstance(then, StoreHeads) else 0, x_TI.itemsize)
+    shape = then.cache.head_dim if isinstance(then, StoreHeads) else 0, x_TI.itemsize
+    launch, num_programs = find_launch("few_rows_linear", *shape), find_launch("few_rows_parts", *shape)["programs"]
     num_pairs = num_outputs // (2 if isinstance(then, Gate) else 1)
     num_tiles = triton.cdiv(num_pairs, launch["BLOCK_O"] // (2 if isinstance(then, Gate) else 1))
-    part_blocks = find_part_blocks(triton.cdiv(num_inputs, launch["BLOCK_I"]), num_tiles)
+    part_blocks = find_part_blocks(triton.cdiv(num_inputs, launch["BLOCK_I"]), num_tiles, num_programs)
     num_parts = triton.cdiv(num_inputs, part_blocks * launch["BLOCK_I"])
     assert num_tiles <= MAX_TILES
     sums = x_TI.new_empty(num_parts * num_tiles * (launch["BLOCK_O"] + 1) * launch["BLOCK_T"], dtype=torch.float32)
@@ -70,9 +71,9 @@ def make_counters(device: torch.device) -> Tensor:
     return torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
 
 
-def find_part_blocks(num_input_blocks: int, num_tiles: int) -> int:
-    """Returns the blocks of inputs of a part, so that parts times tiles are many programs."""
-    num_parts = min(num_input_blocks, triton.cdiv(MANY_PROGRAMS, num_tiles), MAX_PARTS)
+def find_part_blocks(num_input_blocks: int, num_tiles: int, num_programs: int) -> int:
+    """Returns the blocks of inputs of a part, so that parts times tiles are about `num_programs`."""
+    num_parts = min(num_input_blocks, triton.cdiv(num_programs, num_tiles), MAX_PARTS)
     return triton.cdiv(num_input_blocks, num_parts)
 
 

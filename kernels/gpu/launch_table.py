@@ -238,10 +238,9 @@ def _few_rows_linear(head_dim: int, itemsize: int) -> Launch:
     """The tile of few rows of `_expert_plain_linear`, or a head: three programs have 64 KB each on their way. Products
     of a warp group take 8 tokens at least."""
     block = head_dim or 64
-    launch = {"BLOCK_O": block, "BLOCK_T": FEW_ROWS, "num_warps": 4}
-    if itemsize == 4:
-        return {**launch, "BLOCK_I": 32, "num_stages": 3}
-    return {**launch, "BLOCK_I": 128 if block <= 64 else 64, "num_stages": 4 if block <= 128 else 2}
+    block_inputs, num_stages = (32, 3) if itemsize == 4 else (128 if block <= 64 else 64, 4 if block <= 128 else 2)
+    tile = {"BLOCK_O": block, "BLOCK_T": FEW_ROWS, "BLOCK_I": block_inputs}
+    return {**tile, "num_warps": 4, "num_stages": num_stages}
 
 
 def _choose_experts(num_experts: int, num_chosen: int) -> Launch:
@@ -324,6 +323,7 @@ RULES: dict[str, Callable[..., Launch]] = {
     "expert_plain_linear": _expert_plain_linear,
     "expert_planes_linear": _expert_planes_linear,
     "few_rows_linear": _few_rows_linear,
+    "few_rows_parts": lambda head_dim, itemsize: {"programs": MANY_PROGRAMS},
     "filter_min_p": _lanes,
     "filter_top": _lanes,
     "gather_rows": _blocks(1024),

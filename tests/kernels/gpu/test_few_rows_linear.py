@@ -184,6 +184,9 @@ def test_no_bit_depends_on_when_kernels_start(device: str, monkeypatch: pytest.M
 def test_parts_fill_the_processors() -> None:
     """The four products of Qwen3 0.6B, then the largest of Llama-3 8B: blocks of inputs, and tiles of outputs."""
     assert [find_launch("few_rows_linear", dim, 2)["BLOCK_I"] for dim in (0, 64, 128)] == [128, 128, 64]
-    cuts = [find_part_blocks(*sizes) for sizes in ((16, 32), (16, 16), (8, 96), (24, 16), (32, 448), (3, 999))]
+    programs = find_launch("few_rows_parts", 128, 2)["programs"]
+    cuts = [
+        find_part_blocks(*sizes, programs) for sizes in ((16, 32), (16, 16), (8, 96), (24, 16), (32, 448), (3, 999))
+    ]
     assert cuts == [2, 1, 3, 2, 32, 3]
     assert -(-16 // cuts[1]) == MAX_PARTS
