@@ -13,14 +13,13 @@ ABOUT = (
     "([how to make one](gpu-run.md)). Medians; kernels run with a cold cache. Compare times of one kind of GPU only.\n"
 )
 NEVER_RUN = (
-    "## What has never run on a GPU\n\nThese kernels are compiled for Hopper GPUs and right in Triton's interpreter, "
-    "which runs programs one after another, so it shows no race and no time. Use them on a GPU only after "
-    "[its run](gpu-run.md).\n\n"
+    "## What has never run on a GPU\n\nThe kernels of these are compiled for Hopper GPUs and are right in Triton's "
+    "interpreter. It runs programs one after another, so it shows no race and no time.\n\n"
     "- *Five kernels a layer for steps of up to 8 rows*, prefetches by attention, and dependent launches "
     "([decision 0167](../decisions/0167-a-layer-of-few-rows-is-five-kernels.md)). They are off. Prefetches and "
     "dependent launches are compiled only: the interpreter has none.\n"
-    "- *Latent attention*, fixed launches (`--deterministic`), recurrent states, LoRA, encoders, and weights of fp8, "
-    "AWQ and GPTQ.\n"
+    "- *Latent attention*, fixed launches (`--deterministic`), recurrent states, heads of 512, pages of windows, LoRA, "
+    "encoders, and weights of fp8, AWQ and GPTQ.\n"
     "- *Several GPUs*, and several models on one.\n"
 )
 OWN_FORM = "Triton"
