@@ -1,5 +1,6 @@
 """Where the models of an engine are loaded to."""
 
+import dataclasses
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +37,8 @@ def find_target(config: Config, backend: Backend, place: Place, report: Report) 
     flags = replace(config.model, dtype=choose_dtype(config.model.dtype, config.facts.pooling))
     backend.load_kernels(report)
     placement = backend.find_placement(flags, config.cache, read_hf_config(Path(config.facts.model_dir)), number)
+    if flags.dtype != config.model.dtype and placement.quantization is None:
+        placement = dataclasses.replace(placement, products=backend.product_dtype(placement))  # decision 0168
     limits = limit_steps(config, backend.default_step_tokens, pages_per_context(config))
     return Target(backend, place, placement, limits)
 
