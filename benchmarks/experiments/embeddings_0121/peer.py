@@ -110,7 +110,7 @@ def infinity(model_dir: str, onnx_dir: str):
     return encode
 
 
-PEERS = {each.__name__: each for each in (sentence_transformers, fastembed, openvino)}
+PEERS = {each.__name__: each for each in (sentence_transformers, fastembed, openvino, openvino_bf16)}
 
 
 def main() -> None:
