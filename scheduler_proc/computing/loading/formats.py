@@ -12,7 +12,7 @@ from kernels.formats.packed import PACKED
 from kernels.formats.plain import PLAIN
 from kernels.formats.registry import QUANTIZING, find_block_format, has_experts
 from kernels.formats.weight_format import WeightFormat
-from kernels.operations.packed_linear import BLOCK, has_packed_kernel, has_rounding_kernel
+from kernels.operations.packed_linear import BLOCK, has_packed_kernel
 from messages.errors import BootError
 from scheduler_proc.computing.loading.sources.tensor_file import NUMBERS
 from scheduler_proc.computing.model.parameters import Parameter, Part
@@ -45,7 +45,7 @@ def choose_format(
 
 def dtype_in_format(parameter: Parameter, weight_format: WeightFormat, placement: Placement) -> torch.dtype:
     """Returns the dtype of the parameter's numbers in this format."""
-    if parameter.role == "linear" and weight_format is PACKED and has_rounding_kernel(placement.device):
+    if parameter.role == "linear" and weight_format is PACKED:
         return placement.products or placement.dtype
     return torch.float32 if parameter.role == "float32" else placement.dtype
 
