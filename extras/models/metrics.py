@@ -12,14 +12,13 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from starlette.requests import Request
-from starlette.responses import Response
 
 from extras.models.loads import Loads
 from extras.models.model_table import ModelTable
 from extras.models.residency import Residency, StateOf, UnloadReason
 from extras.models.upstream import UpstreamGoneError, Upstreams
 from frontend.http.endpoint import Endpoint
-from frontend.requests.trace import REQUEST_ID_HEADER, trace_of
+from frontend.http.responses import PlainReply
 
 MODEL_LABEL = "model"
 SCRAPE_TIMEOUT_S = 3.0
@@ -74,18 +73,15 @@ class RouterMetrics(Collector):
         ):
             yield GaugeMetricFamily(f"sluice_models_{name}", text, value=value)
 
-    async def metrics(self, request: Request) -> Response:
+    async def metrics(self, request: Request) -> PlainReply:
         """Replies in Prometheus's text format, without the models that do not answer in time."""
-        trace = trace_of(request.scope)
         headers = [(name.encode(), value.encode()) for name, value in request.headers.items() if name in KEY_HEADERS]
         names = self._table.loaded()
         texts = await asyncio.gather(*(self._scrape(self._table.url(name), headers) for name in names))
         scraped = {name: text for name, text in zip(names, texts, strict=True) if text}
         self._num_missing = len(names) - len(scraped)
         content = merge_metrics(generate_latest(self._registry).decode(), scraped)
-        trace.status = 200
-        id_header = {REQUEST_ID_HEADER.decode(): trace.request_id}
-        return Response(content, headers={**id_header, "content-type": CONTENT_TYPE_PLAIN_0_0_4})
+        return PlainReply(content, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
     async def _scrape(self, url: str, headers: list[tuple[bytes, bytes]]) -> str:
         with contextlib.suppress(UpstreamGoneError, TimeoutError):
