@@ -43,7 +43,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-Flag(
+        Flag(
             "data type of weights and KV cache; auto: bfloat16 if the device computes it natively, otherwise float32; "
             "encoders with float32 weights and GGUF block types on a CPU compute in float32 (their KV cache is "
             "float16); linear layers of such encoders multiply in bfloat16 if the CPU does so faster; on a CPU a token "
