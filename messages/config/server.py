@@ -46,8 +46,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         Flag(
             "data type of weights and KV cache; auto: bfloat16 if the device computes it natively, otherwise float32; "
             "encoders with float32 weights and GGUF block types on a CPU compute in float32 (their KV cache is "
-            "float16); on a CPU a token has the same bits in any batch, cached, drafted or after a restart, in each "
-            "of them"
+            "float16); linear layers of such encoders multiply in bfloat16 if the CPU does so faster; on a CPU a token "
+            "has the same bits in any batch, cached, drafted or after a restart, in each of them"
         ),
     ] = "auto"
     quantization: Annotated[

@@ -14,13 +14,15 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Placement:
     """The device, the dtype of weights and activations, the format of linear layers' weights if they are quantized, the
     dtype of the KV cache's codes (`kernels/operations/quantized_kv.py`) if it is quantized, and else the dtype of K and
-    V if that is another than of activations."""
+    V if that is another than of activations; last, the dtype of linear layers' products if activations are rounded for
+    them alone."""
 
     device: torch.device
     dtype: torch.dtype
     quantization: str | None = None
     kv_codes: torch.dtype | None = None
     kv_numbers: torch.dtype | None = None
+    products: torch.dtype | None = None
 
     @property
     def kv_dtype(self) -> torch.dtype:
@@ -28,13 +30,18 @@ class Placement:
 
     @property
     def dtype_name(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
+        return _name(self.dtype)
 
     @property
     def texts(self) -> dict[str, str]:
-        """The resolved values of the flags with these names."""
-        kv_cache_dtype = str(self.kv_dtype).removeprefix("torch.")
-        return {"device": str(self.device), "dtype": self.dtype_name, "kv_cache_dtype": kv_cache_dtype}
+        """The resolved values of the flags with these names, and `products` if these have another dtype."""
+        kv_cache_dtype = _name(self.kv_dtype)
+        texts = {"device": str(self.device), "dtype": self.dtype_name, "kv_cache_dtype": kv_cache_dtype}
+        return texts if self.products in (None, self.dtype) else texts | {"products": _name(self.products)}
+
+
+def _name(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def find_kv_codes(cache: CacheConfig, device: str, known: str, dtype: torch.dtype) -> torch.dtype | None:

@@ -114,8 +114,8 @@ class Backend(Protocol):
         """
         ...
 
-    def tower_dtype(self, placement: Placement) -> torch.dtype:
-        """Returns the dtype in which a vision tower is fastest: it multiplies each weight with many patches."""
+    def product_dtype(self, placement: Placement) -> torch.dtype:
+        """Returns the dtype of the fastest products of a weight with many rows, as in vision towers and encoders."""
         ...
 
     def check_model(self, config: Config, model: ModelDescription | None) -> None:

@@ -1,10 +1,12 @@
 """Where the models of an engine are loaded to."""
 
+import dataclasses
 from pathlib import Path
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from kernels.operations.packed_linear import has_rounding_kernel
 from messages.config.pooling import choose_dtype
 from messages.config.server import Config
 from messages.errors import BootError
@@ -36,6 +38,9 @@ def find_target(config: Config, backend: Backend, place: Place, report: Report) 
     flags = replace(config.model, dtype=choose_dtype(config.model.dtype, config.facts.pooling))
     backend.load_kernels(report)
     placement = backend.find_placement(flags, config.cache, read_hf_config(Path(config.facts.model_dir)), number)
+    is_rounded = flags.dtype != config.model.dtype and placement.quantization is None
+    if is_rounded and has_rounding_kernel(placement.device):
+        placement = dataclasses.replace(placement, products=backend.product_dtype(placement))  # decision 0168
     limits = limit_steps(config, backend.default_step_tokens, pages_per_context(config))
     return Target(backend, place, placement, limits)
 

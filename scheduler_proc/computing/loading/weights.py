@@ -16,7 +16,7 @@ from kernels.formats.weight_format import Rows, Weight, WeightFormat
 from kernels.operations.dequantize_blocks import has_finite_scales
 from messages.errors import BootError
 from runtime.model_files import refused_errors
-from scheduler_proc.computing.loading.formats import Conversions, choose_format
+from scheduler_proc.computing.loading.formats import Conversions, choose_format, dtype_in_format
 from scheduler_proc.computing.loading.quantized.stored_linear import FLOATS
 from scheduler_proc.computing.loading.sources.tensor_file import NUMBERS
 from scheduler_proc.computing.loading.stored_parts import bad_scales, parts_of, read_values, stored_shape
@@ -84,7 +84,7 @@ class ShardWeights:
     def _allocate(self, name: str, weight_format: WeightFormat, form: str) -> Weight:
         """Returns the weight with its filling, in blocks of `form` if it is one of blocks."""
         shape, placement = self.parts[name].shape, self._placement
-        dtype = torch.float32 if self.parameters[name].role == "float32" else placement.dtype
+        dtype = dtype_in_format(self.parameters[name], weight_format, placement)
         try:
             weight = weight_format.allocate(shape, dtype, placement.device)
         except (RuntimeError, OSError) as error:
@@ -251,7 +251,8 @@ def max_bytes(shard: AnyShard, placement: Placement, segments: Segments) -> int:
     for parameter in _parameters_of(shard):
         part = parameter.part(shard.rank, shard.num_ranks)
         weight_format = choose_format(parameter, part, placement, segments.get(parameter.name, ()))
-        num_bytes += weight_format.num_bytes(part.shape, placement.dtype) + ALIGNMENT
+        dtype = dtype_in_format(parameter, weight_format, placement)
+        num_bytes += weight_format.num_bytes(part.shape, dtype) + ALIGNMENT
         if placement.quantization is not None and parameter.role == "tied":
             num_bytes += QUANTIZING[placement.quantization].num_bytes(part.shape, placement.dtype)
     return num_bytes

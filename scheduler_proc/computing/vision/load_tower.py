@@ -138,7 +138,7 @@ def _own_placement(config: Config, placement: Placement) -> Placement:
     """Returns where the tower is: with `--dtype auto` in its fastest dtype, which may not be the model's."""
     if config.model.dtype != "auto":
         return placement
-    return replace(placement, dtype=find_backend(config.model).tower_dtype(placement))
+    return replace(placement, dtype=find_backend(config.model).product_dtype(placement))
 
 
 def _open(config: Config, family: TowerFamily, file: GgufFile | None) -> tuple[Checkpoint, Names] | None:

@@ -69,7 +69,7 @@ class CpuBackend:
     def free_bytes(self, config: Config, placement: Placement) -> int:
         return available_memory_bytes(MEMORY_INFO, CGROUP)
 
-    def tower_dtype(self, placement: Placement) -> torch.dtype:
+    def product_dtype(self, placement: Placement) -> torch.dtype:
         return fastest_product_dtype()
 
     def step_bytes(self, model: ModelDescription, placement: Placement, limits: StepLimits) -> int:

@@ -76,7 +76,7 @@ class CudaBackend:
         free_bytes, total_bytes = torch.cuda.mem_get_info(placement.device)
         return int(total_bytes * config.cache.gpu_memory_utilization) - (total_bytes - free_bytes)
 
-    def tower_dtype(self, placement: Placement) -> torch.dtype:
+    def product_dtype(self, placement: Placement) -> torch.dtype:
         return placement.dtype
 
     def step_bytes(self, model: ModelDescription, placement: Placement, limits: StepLimits) -> None:
