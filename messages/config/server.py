@@ -138,6 +138,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Meta(description="disable CUDA graphs; no effect on a CPU"),
     ] = False
+    cpu_experts: Annotated[
+        str,
+        Meta(
+            description="layers of a mixture of experts whose experts stay in the host's memory and are computed by "
+            "its processors (GPU only): none, all, the number of the first layers, or auto: as few as leave room on "
+            "the GPU for one request of full length",
+            pattern="^(none|all|auto|[0-9]+)$",
+            extra={"metavar": "none|auto|all|N"},
+        ),
+    ] = "none"
     deterministic: Annotated[
         bool,
         Meta(

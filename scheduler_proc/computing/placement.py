@@ -1,6 +1,6 @@
 """Where the model runs and in which number formats."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -25,6 +25,11 @@ class Placement:
     @property
     def kv_dtype(self) -> torch.dtype:
         return self.kv_codes or self.kv_numbers or self.dtype
+
+    @property
+    def on_host(self) -> "Placement":
+        """The placement of what the host computes for the device."""
+        return replace(self, device=torch.device("cpu"))
 
     @property
     def dtype_name(self) -> str:

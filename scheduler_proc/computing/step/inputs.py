@@ -7,7 +7,7 @@ tokens, N tokens that go to the head (S + Q), W words of a plan of attention, L 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -81,6 +81,20 @@ class StepFeature(Generic[View]):
     """Returns the columns of `Batch` that do not only repeat a row's entry where its tokens become decode rows."""
 
 
+class HostParts(Protocol):
+    """Computes parts of steps in the host's memory, which is another than the device's."""
+
+    def begin(
+        self, normed_TE: Tensor, logits_TX: Tensor, compute: Callable[[Any], None], *, is_overlapped: bool
+    ) -> Callable[[], Tensor]:
+        """Begins the copies to the host's room (`Activations`): to `normed`, and to the begin of `routes`.
+
+        The returned function waits for them, calls `compute` with the room, and returns a copy of its `update` on the
+        device. With `is_overlapped`, the device is given other work before.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class StepInputs:
     """The first B tokens are those of the decode rows; the tokens of the prefill rows follow one after another."""
@@ -118,6 +132,8 @@ class StepInputs:
     with those of the decode rows. `None` if that is not known."""
     features: Mapping[StepFeature[Any], Mapping[str, Tensor]] = field(default_factory=dict)
     """The columns of the features that the step has."""
+    host: HostParts | None = None
+    """Computes what the model has in the host's memory; `None` if that is nothing, or the device is the host."""
 
     @cached_property
     def _views(self) -> dict[StepFeature[Any], Any]:

@@ -46,7 +46,7 @@ class GpuRunnerFactory:
         self._can_capture = not model.config.model.enforce_eager
 
     def make_runner(self, cache: KVTensors) -> Runner:
-        may_overlap = self._config.scheduling.overlap
+        may_overlap = self._config.scheduling.overlap and not self._decoder.num_host_bytes
         passes = GpuForwardPasses(self._decoder, cache, self.device, self._limits, self._attention, may_overlap)
         return Runner(self._decoder, self.device, passes, self._limits, cache.num_pages)
 
@@ -80,6 +80,9 @@ class GpuRunnerFactory:
         for batch in plan_warm_ups(self._config, runner.max_num_batched_tokens):
             self._try(partial(runner.run, batch))
         self._capture(runner)
+        assert isinstance(runner.forward_passes, GpuForwardPasses)
+        if runner.forward_passes.host is not None:
+            runner.forward_passes.host.is_loading = False
         return "; ".join(self._degraded)
 
     def populate(self, cache: KVTensors, report: Report, *, is_file: bool) -> None:
