@@ -14,13 +14,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Placement:
     """The device, the dtype of weights and activations, the format of linear layers' weights if they are quantized, the
     dtype of the KV cache's codes (`kernels/operations/quantized_kv.py`) if it is quantized, and else the dtype of K and
-    V if that is another than of activations."""
+    V if that is another than of activations; and the format of weights that the host computes with for a device."""
 
     device: torch.device
     dtype: torch.dtype
     quantization: str | None = None
     kv_codes: torch.dtype | None = None
     kv_numbers: torch.dtype | None = None
+    host_quantization: str | None = None
 
     @property
     def kv_dtype(self) -> torch.dtype:
@@ -29,7 +30,7 @@ class Placement:
     @property
     def on_host(self) -> "Placement":
         """The placement of what the host computes for the device."""
-        return replace(self, device=torch.device("cpu"))
+        return replace(self, device=torch.device("cpu"), quantization=self.host_quantization)
 
     @property
     def dtype_name(self) -> str:

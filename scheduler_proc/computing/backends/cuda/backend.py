@@ -33,7 +33,9 @@ class CudaBackend:
 
     def find_placement(self, model: ModelConfig, cache: CacheConfig, hf_config: HfConfig, number: int = 1) -> Placement:
         device = _find_gpu(model.devices, number)
-        refuse_quantization(model, "on CUDA")
+        host_quantization = None if model.quantization == "none" else model.quantization
+        if model.cpu_experts == "none":
+            refuse_quantization(model, "on CUDA")
         if model.dtype == "auto":
             stored = hf_config.text("dtype", hf_config.text("torch_dtype", "bfloat16"))
             dtype = torch.float16 if stored == "float16" else torch.bfloat16
@@ -46,7 +48,7 @@ class CudaBackend:
             )
         if kv_codes is not None and cache.block_size == 1:
             raise BootError("--kv-cache-dtype fp8: pages need 2 tokens or more on CUDA; raise --block-size")
-        return Placement(device, dtype, kv_codes=kv_codes)
+        return Placement(device, dtype, host_quantization=host_quantization, kv_codes=kv_codes)
 
     def check_model(self, config: Config, model: ModelDescription | None) -> None:
         if config.run.pipeline_parallel > 1:

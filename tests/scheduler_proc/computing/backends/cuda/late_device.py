@@ -1,5 +1,6 @@
 """A GPU's stand-in on the CPU, as late as possible: work is done when its result is requested."""
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -181,7 +182,10 @@ class LateBackend(CudaBackend):
         self._make_device = make_device
 
     def find_placement(self, model: ModelConfig, cache: CacheConfig, hf_config: HfConfig, number: int = 1) -> Placement:
-        return CpuBackend().find_placement(replace(model, cpu_experts="none"), cache, hf_config, number)
+        format_name = "none" if model.cpu_experts == "none" else model.quantization
+        flags = replace(model, cpu_experts="none", quantization="none" if format_name != "none" else model.quantization)
+        placement = CpuBackend().find_placement(flags, cache, hf_config, number)
+        return dataclasses.replace(placement, host_quantization=None if format_name == "none" else format_name)
 
     def join_ranks(self, meeting: Meeting, name: str, rank: int, size: int) -> ParallelGroup:
         return CpuBackend().join_ranks(meeting, name, rank, size)

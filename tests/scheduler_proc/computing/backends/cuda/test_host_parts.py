@@ -124,6 +124,24 @@ def test_in_16_bits_the_host_computes_what_the_device_would(models: Models) -> N
     assert on_host == on_device
 
 
+def test_quantized_on_the_host_alone(models: Models) -> None:
+    """A byte for each weight and some for scales; other weights are those of the checkpoint."""
+    path = models("qwen3moe").path
+    plain, quantized = (
+        load_late(path, LateDevice(), cpu_experts="all", quantization=name).memory_gauges() for name in ("none", "int8")
+    )
+    num_weights = plain["host_weights_bytes"] / 4
+    assert num_weights <= quantized["host_weights_bytes"] < 1.5 * num_weights
+    others = [gauges["weights_bytes"] - gauges["host_weights_bytes"] for gauges in (plain, quantized)]
+    assert others[0] == others[1]
+    eager = load_late(path, LateDevice(), cpu_experts="all", quantization="int8", enforce_eager=True)
+    device = TapedDevice()
+    with taped_graphs():
+        captured = load_late(path, device, cpu_experts="all", quantization="int8")
+    assert run(captured) == run(eager)
+    assert device.num_replays > 2
+
+
 @pytest.mark.parametrize("variant", ["qwen2moe", "qwen3moe"])
 @pytest.mark.parametrize("name", ["record", "synchronize"])
 def test_the_stand_in_shows_an_event_that_is_not_waited_for(
