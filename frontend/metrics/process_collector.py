@@ -33,7 +33,6 @@ GAUGES = (
     ("vllm:num_requests_waiting", "Requests that wait for a row, or on hold for a process.", "waiting"),
     ("vllm:kv_cache_usage_perc", "Fraction of the pages that requests use, 0 to 1.", KV_CACHE_USAGE),
     ("sluice_weights_bytes", "Bytes of the model's weights.", "weights_bytes"),
-    ("sluice_host_weights_bytes", "Bytes of these that the host has for a GPU.", "host_weights_bytes"),
     ("sluice_kv_cache_bytes", "Bytes that the KV cache may take.", "kv_cache_bytes"),
     ("sluice_kv_cache_resident_bytes", "Bytes of the KV cache that are in memory.", "kv_cache_resident_bytes"),
     ("sluice_pages", "Pages of the KV cache.", "pages_all"),

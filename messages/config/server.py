@@ -60,8 +60,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantization: Annotated[
         Literal["none", "int8", "int4"],
         Meta(
-            description="quantize the weights of linear layers while loading (CPU only): less memory and "
-            "faster, with slightly different output; int8 also quantizes activations to 8 bits (W8A8)"
+            description="quantize the weights of linear layers while loading (CPU, and experts of --cpu-experts): less "
+            "memory and faster, with slightly different output; int8 also quantizes activations to 8 bits (W8A8)"
         ),
     ] = "none"
     weight_cache: Annotated[

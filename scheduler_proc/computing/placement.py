@@ -14,7 +14,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Placement:
     """The device, the dtype of weights and activations, the format of linear layers' weights if they are quantized, the
     dtype of the KV cache's codes (`kernels/operations/quantized_kv.py`) if it is quantized, and else the dtype of K and
-    V if that is another than of activations; and the format of weights that the host computes with for a device."""
+    V if that is another than of activations; and the format of weights that the host computes with for a device,
+    and which these are, in words."""
 
     device: torch.device
     dtype: torch.dtype
@@ -22,6 +23,7 @@ class Placement:
     kv_codes: torch.dtype | None = None
     kv_numbers: torch.dtype | None = None
     host_quantization: str | None = None
+    host_experts: str = ""
 
     @property
     def kv_dtype(self) -> torch.dtype:
@@ -40,7 +42,8 @@ class Placement:
     def texts(self) -> dict[str, str]:
         """The resolved values of the flags with these names."""
         kv_cache_dtype = str(self.kv_dtype).removeprefix("torch.")
-        return {"device": str(self.device), "dtype": self.dtype_name, "kv_cache_dtype": kv_cache_dtype}
+        texts = {"device": str(self.device), "dtype": self.dtype_name, "kv_cache_dtype": kv_cache_dtype}
+        return texts | ({"cpu_experts": self.host_experts} if self.host_experts else {})
 
 
 def find_kv_codes(cache: CacheConfig, device: str, known: str, dtype: torch.dtype) -> torch.dtype | None:

@@ -122,8 +122,6 @@ class Runner:
     def memory_gauges(self) -> dict[str, float]:
         """Returns the bytes of weights and KV cache, and the times of this stage if there are several.
 
-        Weights that the host has for a device are counted among all and apart.
-
         Without a file in memory, the whole cache counts as resident.
         """
         memory, num_bytes = self.page_memory, self.forward_passes.cache.num_bytes
@@ -131,8 +129,6 @@ class Runner:
         drafts = (0, 0, 0) if self.draft_runner is None else self.draft_runner.memory_gauges().values()
         names = "weights_bytes", "kv_cache_bytes", "kv_cache_resident_bytes"
         gauges = {name: size + draft for name, size, draft in zip(names, sizes, drafts, strict=True)}
-        if self._decoder.num_host_bytes:
-            gauges["host_weights_bytes"] = self._decoder.num_host_bytes
         if self.num_stages > 1:
             gauges |= {"layers": len(self._decoder.model.held), **self._decoder.pipeline.gauges()}
         return gauges

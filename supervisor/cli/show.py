@@ -29,9 +29,9 @@ def memory_text(server: ProcessList) -> str:
     texts = [f"memory: {_megabytes(server.memory_bytes)}"]
     for one in (process.gauges for process in server.processes if "weights_bytes" in process.gauges):
         weights, cache, used = (_megabytes(one[f"{of}_bytes"]) for of in ("weights", "kv_cache", "kv_cache_resident"))
-        if "host_weights_bytes" in one:
-            weights += f" (experts in the host's memory: {_megabytes(one['host_weights_bytes'])})"
         texts.append(f"weights {weights}, KV cache {used} of at most {cache}")
+    experts = (process.placement.get("cpu_experts") for process in server.processes)
+    texts += [f"in the host's memory: experts of {text}" for text in experts if text]
     texts += [
         f"images are encoded on {one.placement['device']} in {one.placement['dtype']}"
         for one in server.processes

@@ -18,6 +18,7 @@ from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.expert_description import find_experts, on_host
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.model.workspace import room_sizes
+from scheduler_proc.computing.placement import Placement
 
 FIXED_BYTES = 1 << 30
 """Memory of the GPU for libraries and graphs: an estimate, as only running a step shows it."""
@@ -27,14 +28,15 @@ log = logging.getLogger("sluice.experts")
 
 def place_experts(
     config: Config, model: ModelDescription, target: Target, find_segments: Callable[[], Segments | None]
-) -> ModelDescription:
+) -> tuple[ModelDescription, Placement]:
     """Returns the model with the experts of some first layers in the host's memory, as `--cpu-experts` asks.
 
-    Raises `BootError` for models without experts, and if either memory does not suffice.
+    The placement is that of `target`, with these experts. Raises `BootError` for models without experts, and if either
+    memory does not suffice.
     """
     asked = config.model.cpu_experts
     if asked == "none":
-        return model
+        return model, target.placement
     with_experts = [index for index, layer in enumerate(model.layers) if find_experts(layer) is not None]
     if not with_experts:
         raise BootError(f"--cpu-experts {asked}: {config.facts.served_names[0]} has no experts; leave the flag out")
@@ -62,9 +64,8 @@ def place_experts(
     placed = place(num_layers)
     host_bytes = max_bytes(Shard(placed), target.placement, segments, is_on_host=True)
     num_placed = len([index for index in with_experts if index < num_layers])
-    log.info(
-        "experts of %d of %d layers are in the host's memory: %.2f GiB", num_placed, len(with_experts), host_bytes / GIB
-    )
+    text = f"{num_placed} of {len(with_experts)} layers, {host_bytes / GIB:.2f} GiB" if num_placed else ""
+    log.info("in the host's memory: experts of %s", text or "no layer")
     free_bytes = available_memory_bytes(MEMORY_INFO, CGROUP) // config.max_local_engines
     if host_bytes > free_bytes:
         raise BootError(
@@ -72,7 +73,7 @@ def place_experts(
             f"memory, and {free_bytes / GIB:.2f} GiB are free for each engine; take fewer layers, or a checkpoint "
             "with fewer bits (GGUF)"
         )
-    return placed
+    return placed, replace(target.placement, host_experts=text)
 
 
 def _device_bytes(config: Config, model: ModelDescription, target: Target, segments: Segments) -> int:

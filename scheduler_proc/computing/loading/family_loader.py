@@ -52,7 +52,8 @@ class FamilyLoader:
         whole, place, layers = self._describe(hf_config), self._pipeline.place, None
         if role == "main":
             target.backend.check_model(config, whole)
-            whole = place_experts(config, whole, target, lambda: self._find_segments(Shard(whole)))
+            whole, placement = place_experts(config, whole, target, lambda: self._find_segments(Shard(whole)))
+            self._target = target = target._replace(placement=placement)
         if place.num_stages > 1:
             layers = place_layers(config, whole, target, lambda: self._find_segments(Shard(whole)))[place.stage]
             log.info("stage %d of %d: layers %d to %d", place.stage + 1, place.num_stages, layers[0], layers[-1])

@@ -28,7 +28,6 @@ from scheduler_proc.computing.model.stages import (
     LayerStage,
     Memory,
     begin_stream,
-    model_parameters,
 )
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
 from scheduler_proc.computing.parallel import ParallelGroup
@@ -44,8 +43,6 @@ class Decoder(Protocol):
     parallel: ParallelGroup
     pipeline: Pipeline
     num_weight_bytes: int
-    num_host_bytes: int
-    """The bytes of weights in the host's memory, which is another than the device's."""
     layer_kinds: list[LayerKind]
     pooler: Pooler | None
     """`None`: pooled hidden states are the model's vectors, and it has no classification head."""
@@ -114,8 +111,6 @@ class DescribedDecoder:
         self.model, self.pipeline, self.adapters = model, pipeline, adapters
         self.parallel = parallel = pipeline.within
         self.num_weight_bytes = sum(weight.stored.nbytes for weight in weights.values())
-        on_host = [parameter.name for parameter in model_parameters(model, model.held) if parameter.is_on_host]
-        self.num_host_bytes = sum(weights[name].stored.nbytes for name in on_host)
         device = next(iter(weights.values())).stored.device
         norm = Norm(FINAL_NORM, model.final_norm, weights) if model.has_end else None
         if dtype is None:

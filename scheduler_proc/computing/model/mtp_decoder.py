@@ -50,7 +50,7 @@ class MtpDecoder:
         assert main.head is not None
         self.model = describe_mtp(main.model)
         self.parallel, self.pipeline = main.parallel, WHOLE
-        self.num_weight_bytes = self.num_host_bytes = 0  # the model has counted those of the head
+        self.num_weight_bytes = 0  # the model has counted those of the head
         self.pooler: Pooler | None = None
         self.adapters: Adapters | None = None
         self.activation_dtype = main.activation_dtype

@@ -7,7 +7,7 @@ tokens, N tokens that go to the head (S + Q), W words of a plan of attention, L 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from kernels.arguments.rows import PrefillRows
 from kernels.plans.decode_work import DecodeWork
 from messages.config.server import Config
 from messages.ring.steps import Batch
+from scheduler_proc.computing.step.host_parts import HostParts
 
 View = TypeVar("View")
 
@@ -79,20 +80,6 @@ class StepFeature(Generic[View]):
     """Returns the columns of a dummy `Batch` that are not all equal, from the lengths of rows and other columns."""
     as_decode_rows: Callable[[Batch, Sequence[int]], Mapping[str, bytes]] = _no_columns
     """Returns the columns of `Batch` that do not only repeat a row's entry where its tokens become decode rows."""
-
-
-class HostParts(Protocol):
-    """Computes parts of steps in the host's memory, which is another than the device's."""
-
-    def begin(
-        self, normed_TE: Tensor, logits_TX: Tensor, compute: Callable[[Any], None], *, is_overlapped: bool
-    ) -> Callable[[], Tensor]:
-        """Begins the copies to the host's room (`Activations`): to `normed`, and to the begin of `routes`.
-
-        The returned function waits for them, calls `compute` with the room, and returns a copy of its `update` on the
-        device. With `is_overlapped`, the device is given other work before.
-        """
-        ...
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class TransformersDecoder:
         self.span_rows = None
         self.pooler: Pooler | None = None
         self._module = module
-        self.num_weight_bytes, self.num_host_bytes = sum(parameter.nbytes for parameter in module.parameters()), 0
+        self.num_weight_bytes = sum(parameter.nbytes for parameter in module.parameters())
         module.set_attn_implementation(NAME)
 
     @property

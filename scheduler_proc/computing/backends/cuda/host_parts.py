@@ -38,6 +38,7 @@ class GpuHostParts:
         device, room, event = self._device, self._room.take(len(normed_TE)), self._device.new_event()
         assert room.normed is not None
         assert room.routes is not None
+        assert logits_TX.dtype == normed_TE.dtype
         device.copy_out(normed_TE, room.normed)
         device.copy_out(logits_TX, room.routes.view(-1).view(logits_TX.dtype)[: logits_TX.numel()].view_as(logits_TX))
         if is_overlapped:
