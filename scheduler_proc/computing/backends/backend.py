@@ -124,7 +124,7 @@ class Backend(Protocol):
     def bind(self, config: Config, placement: Placement, place: Place) -> None:
         """Gives this process its GPU, or its share of the cores. Raises `BootError` for flags of other devices."""
 
-    def load_kernels(self, report: Report) -> None: ...
+    def load_kernels(self, model: ModelConfig, report: Report) -> None: ...
 
     def join_ranks(self, meeting: Meeting, name: str, rank: int, size: int) -> ParallelGroup:
         """Connects this rank with the others of the group of this name."""

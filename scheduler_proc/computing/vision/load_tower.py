@@ -44,7 +44,7 @@ def load_tower(config: Config, phase: Report) -> Tower:
     facts = config.facts.vision
     assert facts is not None, "the model has a tower"
     with refused_errors(facts.mmproj or config.facts.model_dir):
-        find_backend(config.model).load_kernels(phase)  # first: the model's dtype depends on them
+        find_backend(config.model).load_kernels(config.model, phase)  # first: the model's dtype depends on them
         found = _find(config, facts)
         shard = TowerShard(found.description)
         if found.files is None:
