@@ -23,11 +23,12 @@ Array = NDArray[np.float64]
 
 
 class SkippingClock:
-    """The time of `source` without idle periods: waiting takes no time."""
+    """The time of `source` without idle periods: waiting takes no time. Draft lengths follow `cpu_clock`."""
 
     def __init__(self, source: Callable[[], float] = time.monotonic):
         self._source = source
         self._offset_s = -source()
+        self.cpu_clock: Callable[[], float] = self
 
     def __call__(self) -> float:
         return self._source() + self._offset_s
@@ -71,16 +72,14 @@ def serve(
     times: StepTimes,
     until_s: float = math.inf,
     draw_jitter_s: Callable[[], float] = lambda: 0.0,
-    cpu_clock: Callable[[], float] | None = None,
 ) -> ServedRequests:
     """Serves the arrivals, which are in order of time, by a new scheduler on `runner`.
 
     At `until_s` the running requests are aborted, and no more arrive. The tokens of a step become visible after the
-    jitter drawn for it, but not before those of an earlier step. Draft lengths follow the times of steps by
-    `cpu_clock`, or else `clock`.
+    jitter drawn for it, but not before those of an earlier step.
     """
     scheduler = make_scheduler(config, runner)
-    stepper = Stepper(scheduler, runner, times, clock, cpu_clock or clock)
+    stepper = Stepper(scheduler, runner, times, clock, clock.cpu_clock)
     inbox = _Inbox([arrival.at_s for arrival in arrivals], draw_jitter_s)
     num_received, num_arrivals = 0, len(arrivals)
     while True:
