@@ -78,6 +78,8 @@ def list_parts() -> list[Part]:
         tuning("decode", "Llama-3-8B"),
         offline("qwen3-14b"),
         Part(f"http_{MAIN}", "bench_http", ("--shape", MAIN)),
+        cpu_experts("qwen3-30b-a3b-4-layers", "all"),
+        cpu_experts("qwen3-30b-a3b", "auto", ("--gpu-memory-utilization", "0.17")),
         step("gpt2-124m"),
         offline("gpt2-124m"),
         *(step(shape, "_eager", ("--enforce-eager",)) for shape in (MAIN, "gpt2-124m", "llama-3-8b")),
@@ -98,6 +100,13 @@ def step(shape: str, suffix: str = "", flags: tuple[str, ...] = ()) -> Part:
     return Part(
         f"step_{shape}{suffix}", "bench_step", ("--shape", shape, *flags), ("--quick", *QUICK, "--cpu-threads", "1")
     )
+
+
+def cpu_experts(shape: str, asked: str, flags: tuple[str, ...] = ()) -> Part:
+    """Returns the part that times a step with experts in the host's memory; 0.17 of an H200's memory is 24 GB."""
+    flags = ("--shape", shape, "--rows", "1", "8", "32", "--cpu-experts", asked, *flags)
+    quick = ("--quick", *QUICK, "--cpu-threads", "1", "--cpu-experts", "none")
+    return Part(f"cpu_experts_{shape}", "bench_step", flags, quick, timeout_s=2 * PART_TIMEOUT_S)
 
 
 def prefill(shape: str, suffix: str = "", flags: tuple[str, ...] = ()) -> Part:

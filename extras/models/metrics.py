@@ -19,6 +19,7 @@ from extras.models.residency import Residency, StateOf, UnloadReason
 from extras.models.upstream import UpstreamGoneError, Upstreams
 from frontend.http.endpoint import Endpoint
 from frontend.http.responses import PlainReply
+from frontend.metrics.distribution import make_metric
 
 MODEL_LABEL = "model"
 SCRAPE_TIMEOUT_S = 3.0
@@ -42,29 +43,24 @@ class RouterMetrics(Collector):
             self._registry.register(collector)
 
     def collect(self) -> Iterator[Metric]:
-        residency, names = self._residency, self._table.names
-        state = GaugeMetricFamily(
-            "sluice_model_state", "1 for the state that a model is in.", labels=[MODEL_LABEL, "state"]
-        )
-        opened = GaugeMetricFamily("sluice_model_open_requests", "Requests at a model's server.", labels=[MODEL_LABEL])
+        residency, table, names = self._residency, self._table, self._table.names
+        text = "1 for the state that a model is in."
+        states = {
+            (name, state): float(table.state(name).value == state) for name in names for state in get_args(StateOf)
+        }
+        yield make_metric(GaugeMetricFamily, "sluice_model_state", text, [MODEL_LABEL, "state"], states)
+        text, opened = "Requests at a model's server.", {(name,): residency.num_open(name) for name in names}
+        yield make_metric(GaugeMetricFamily, "sluice_model_open_requests", text, [MODEL_LABEL], opened)
         text = "Bytes of a model's weights and KV cache, once it is loaded."
-        size = GaugeMetricFamily("sluice_model_bytes", text, labels=[MODEL_LABEL])
-        for name in names:
-            for value in get_args(StateOf):
-                state.add_metric([name, value], float(self._table.state(name).value == value))
-            opened.add_metric([name], residency.num_open(name))
-            if description := self._table.reports[name].description:
-                size.add_metric([name], description.num_bytes)
+        sizes = {(name,): about.num_bytes for name in names if (about := table.reports[name].description)}
+        yield make_metric(GaugeMetricFamily, "sluice_model_bytes", text, [MODEL_LABEL], sizes)
         seconds = residency.load_seconds
         text = "From the order to load a model until its server serves."
-        loads = HistogramMetricFamily(
-            "sluice_model_load_seconds", text, buckets=seconds.buckets(), sum_value=seconds.total
-        )
+        buckets, total = seconds.buckets(), seconds.total
+        yield HistogramMetricFamily("sluice_model_load_seconds", text, buckets=buckets, sum_value=total)
         text = "Models unloaded: for the memory of another one, at the end of their keep-alive, or by request."
-        unloads = CounterMetricFamily("sluice_model_unloads", text, labels=["reason"])
-        for reason in get_args(UnloadReason):
-            unloads.add_metric([reason], residency.unloads[reason])
-        yield from (state, opened, size, loads, unloads)
+        unloads = {(reason,): residency.unloads[reason] for reason in get_args(UnloadReason)}
+        yield make_metric(CounterMetricFamily, "sluice_model_unloads", text, ["reason"], unloads)
         for name, text, value in (
             ("waiting_requests", "Requests that wait for the load of their model.", self._loads.num_waiting),
             ("memory_limit_bytes", "Memory for the loaded models (--models-memory-gb).", residency.limit_bytes),

@@ -7,8 +7,8 @@
 
 RECORDING is a directory of --record, with requests and the times of steps; TRACE a Mooncake .jsonl or an Azure 2023
 .csv. Every combination of the settings runs through the real scheduler on a simulated clock, on which a step takes what
-measured steps of its size took. Not simulated: speculation, grammars, and clients that wait for a reply before they
-send more.
+measured steps of its size took. Not simulated: the drafts of a draft model, drafts in traces, grammars, and clients
+that wait for a reply before they send more.
 """
 
 import argparse
@@ -120,7 +120,10 @@ def read_source(options: argparse.Namespace) -> tuple[Calibration, CostModel, li
         if options.skip_requests:
             raise UsageError("--skip-requests is for recordings: a trace has no steps that it could leave out")
         calibration = read_calibration(options.steps or DEFAULT_STEPS)
-        return calibration, fit(calibration.steps), *plan_trace(options, calibration.max_model_len), ""
+        arrivals, notes = plan_trace(options, calibration.max_model_len)
+        if calibration.num_speculative_tokens:
+            notes.append("draft tokens (--speculative) are not simulated: a trace has no tokens to look up")
+        return calibration, fit(calibration.steps), arrivals, notes, ""
     if options.trace_scale:
         raise UsageError("--trace-scale is for traces: a recording is of the server's own tokens")
     recording = read_recording(options.source, options.skip_requests)

@@ -42,8 +42,8 @@ class SkippingClock:
 class ServedRequests:
     """The results of the arrivals by index, in seconds since the start.
 
-    `gaps_s` are the times between a token and the next of its request. `waits` counts requests that had to wait for a
-    row, by what they waited for; `gauges` are the scheduler's.
+    `gaps_s` are the times between the tokens of a request, of which those of one step come together. `waits` counts
+    requests that had to wait for a row, by what they waited for; `gauges` are the scheduler's.
     """
 
     arrived_s: Array
@@ -78,7 +78,7 @@ def serve(
     jitter drawn for it, but not before those of an earlier step.
     """
     scheduler = make_scheduler(config, runner)
-    stepper = Stepper(scheduler, runner, times, clock)
+    stepper = Stepper(scheduler, runner, times, clock, clock)
     inbox = _Inbox([arrival.at_s for arrival in arrivals], draw_jitter_s)
     num_received, num_arrivals = 0, len(arrivals)
     while True:

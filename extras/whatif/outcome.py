@@ -54,6 +54,8 @@ def simulate(arrivals: Sequence[Arrival], calibration: Calibration, model: CostM
 
     Each engine has the setting and runs independently, with its own requests.
     """
+    if not all(arrival.output_ids for arrival in arrivals):
+        calibration = msgspec.structs.replace(calibration, num_speculative_tokens=0)  # no tokens to look up
     config = make_config(setting, calibration)
     parts: list[ServedRequests] = []
     runners: list[SimulatedRunner] = []

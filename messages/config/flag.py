@@ -21,6 +21,6 @@ class Flag(msgspec.Struct, frozen=True):
     const: str | None = None
     """The value of the flag without a value."""
     is_short: bool = False
-    """Of an extra's flag: most people need it (`SHORT_HELP`)."""
+    """`--help` shows it, although it is an extra's (`SHORT_HELP`)."""
     is_hidden: bool = False
     """The help text leaves it out."""

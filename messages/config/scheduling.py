@@ -31,7 +31,7 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True):
             "other requests; draft: draft with --draft-model; mtp: draft with the model's multi-token prediction "
             "head; auto: ngram on a CPU, none on a GPU"
         ),
-    ] = "none"
+    ] = "auto"
     draft_model: Annotated[
         str,
         Flag("draft model for --speculative draft: a directory or Hub ID of a smaller model with the same tokenizer"),

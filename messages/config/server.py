@@ -46,15 +46,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         Flag(
             "data type of weights and KV cache; auto: bfloat16 if the device computes it natively, otherwise float32; "
             "encoders with float32 weights and GGUF block types on a CPU compute in float32 (their KV cache is "
-            "float16); on a CPU a token has the same bits in any batch, cached, drafted or after a restart, in each "
-            "of them"
+            "float16); linear layers of such encoders multiply in bfloat16 if the CPU does so faster; on a CPU a token "
+            "has the same bits in any batch, cached, drafted or after a restart, in each of them"
         ),
     ] = "auto"
     quantization: Annotated[
         Literal["none", "int8", "int4"],
         Flag(
-            "quantize the weights of linear layers while loading (CPU only): less memory and faster, with slightly "
-            "different output; int8 also quantizes activations to 8 bits (W8A8)"
+            "quantize the weights of linear layers while loading (CPU, and experts of --cpu-experts): less memory and "
+            "faster, with slightly different output; int8 also quantizes activations to 8 bits (W8A8)"
         ),
     ] = "none"
     weight_cache: Annotated[
@@ -112,6 +112,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         NonNegativeInt, Flag("CPU threads per engine; 0: the number of cores divided by --data-parallel")
     ] = 0
     enforce_eager: Annotated[bool, Flag("disable CUDA graphs; no effect on a CPU")] = False
+    cpu_experts: Annotated[
+        str,
+        Meta(pattern="^(none|all|auto|[0-9]+)$"),
+        Flag(
+            "layers of a mixture of experts whose experts stay in the host's memory and are computed by its "
+            "processors (GPU only): none, all, the number of the first layers, or auto: as few as leave room on the "
+            "GPU for one request of full length",
+            metavar="none|auto|all|N",
+        ),
+    ] = "none"
     deterministic: Annotated[
         bool,
         Flag(

@@ -25,7 +25,7 @@ from supervisor.flags import (
     parse_flags,
 )
 
-MAX_FLAGS = 108
+MAX_FLAGS = 109
 
 
 def test_no_flags_give_the_defaults():
