@@ -95,7 +95,8 @@ def run(options: argparse.Namespace) -> dict:
             flags = ["--model", str(options.gguf)]
         else:
             flags = stack.enter_context(served_shape(shape, options.tokenizer))
-        flags += ["--dtype", options.dtype]
+        # What random weights write repeats itself, so drafts would gain what they do not gain with other text.
+        flags += ["--dtype", options.dtype, "--speculative", "none"]
         flags += ["--cpu-threads", str(options.cpu_threads), "--log-level", "warning"]
         if options.max_model_len:
             flags += ["--max-model-len", str(options.max_model_len)]

@@ -2,11 +2,11 @@
 
     python -m benchmarks.bench_step --shape qwen3-0.6b [--rows 1 32 256] [--context 512] [--device cuda] [FLAGS]
 
-FLAGS are server flags, for example --enforce-eager. For each batch size, measures the time until the host has the
-tokens of a single step and the time until its launch returns. On a GPU, also measures steps launched back to back by
-the GPU's clock, the time in kernels, and each kernel. The floor is the longer of two times: reading the weights and
-every row's K and V once at the bandwidth of a copy, and computing the operations at the rate of a large product. Both
-rates are measured in the same run.
+FLAGS are server flags, for example --enforce-eager; --fuse NAME adds kernels that are not in use yet. For each batch
+size, measures the time until the host has the tokens of a single step and the time until its launch returns. On a GPU,
+also measures steps launched back to back by the GPU's clock, the time in kernels, and each kernel. The floor is the
+longer of two times: reading the weights and every row's K and V once at the bandwidth of a copy, and computing the
+operations at the rate of a large product. Both rates are measured in the same run.
 """
 
 import argparse
@@ -34,6 +34,7 @@ from benchmarks.model_shapes import (
     with_window_pages,
 )
 from benchmarks.result_file import write_result
+from kernels.gpu.fusions import FUSIONS, fuse
 from messages.errors import SluiceError
 from messages.ring.steps import Batch
 from scheduler_proc.computing.runner import Runner
@@ -52,6 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.rows, options.steps = [1], 1
     shape = make_shape(options.shape, 1 if options.quick else None)
     device = torch.device(options.device)
+    fuse(*options.fuse)
     begin_s = time.perf_counter()
     try:
         runner = load_shape(shape, [*own_flags(options, shape), *flags])
@@ -64,7 +66,13 @@ def main(arguments: list[str] | None = None) -> int:
         "bfloat16 product GFLOP/s": product_rate(LIMIT_ROUNDS, device),
     }
     facts = gpu_facts(device) if device.type == "cuda" else {}
-    settings = {"shape": options.shape, "context": options.context, "flags": flags, "is_quick": options.quick}
+    settings = {
+        "shape": options.shape,
+        "context": options.context,
+        "flags": flags,
+        "fuse": options.fuse,
+        "is_quick": options.quick,
+    }
     settings |= {"degraded": runner.degraded, "load_s": load_s}
     rows: list[Row] = []
     for row in measure(runner, shape, options, limits):
@@ -85,6 +93,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--rows", type=int, nargs="+", default=[1, 32, 256], help="batch sizes (default: 1 32 256)")
     add("--context", type=int, default=512, help="tokens before the step (default: %(default)s)")
     add("--steps", type=int, default=50, help="timed steps of each batch size (default: %(default)s)")
+    add("--fuse", nargs="+", choices=FUSIONS, default=[], help="see kernels/gpu/fusions.py")
     add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     add("--quick", action="store_true", help="one layer, one row, one step, as a smoke test")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")

@@ -26,6 +26,12 @@ OFFLINE_VARIANTS: dict[str, tuple[str, ...]] = {
     "_fp8_cache": ("--kv-cache-dtype", "fp8"),
 }
 FEW_ROWS = ("--rows", "1", "8", "16")
+FUSED = {
+    "_fused": ("few_rows",),
+    "_fused_prefetch": ("few_rows", "prefetch"),
+    "_fused_dependent": ("few_rows", "prefetch", "dependent"),
+}
+"""What steps of few rows may use in addition (`kernels/gpu/fusions.py`), by the suffix of their parts."""
 """Batch sizes at which launches and weights bound a decode step."""
 QUICK = ("--kv-cache-dtype", "auto")
 """Flags of a trial without a GPU. They follow the part's own flags and override them."""
@@ -36,6 +42,7 @@ KERNELS = (
     *(
         "apply_bitmask",
         "experts",
+        "few_rows_linear",
         "filter_top",
         "gated_delta",
         "gelu",
@@ -55,6 +62,7 @@ def list_parts() -> list[Part]:
         Part("golden", "check_golden", quick=("--quick", "--cpu-threads", "1")),
         Part("deterministic", "experiments.deterministic_0137.check_deterministic", ("--shape", MAIN)),
         step(MAIN),
+        *(step(MAIN, suffix, ("--rows", "1", "8", "--fuse", *names)) for suffix, names in FUSED.items()),
         prefill(MAIN),
         *(make(MAIN, "_deterministic", ("--deterministic",)) for make in (step, prefill)),
         *(offline(MAIN, suffix, flags) for suffix, flags in OFFLINE_VARIANTS.items()),
@@ -62,12 +70,16 @@ def list_parts() -> list[Part]:
         tuning("decode", "Qwen3-0.6B"),
         tuning("decode_fp8", "Qwen3-0.6B"),
         tuning("prefill", "Qwen3-0.6B"),
+        tuning("few_rows", "Qwen3-0.6B"),
         *list_kernel_parts(),
         step("llama-3-8b"),
+        *(step("llama-3-8b", suffix, ("--rows", "1", "8", "--fuse", *names)) for suffix, names in FUSED.items()),
         offline("llama-3-8b"),
         tuning("decode", "Llama-3-8B"),
         offline("qwen3-14b"),
         Part(f"http_{MAIN}", "bench_http", ("--shape", MAIN)),
+        cpu_experts("qwen3-30b-a3b-4-layers", "all"),
+        cpu_experts("qwen3-30b-a3b", "auto", ("--gpu-memory-utilization", "0.17")),
         step("gpt2-124m"),
         offline("gpt2-124m"),
         *(step(shape, "_eager", ("--enforce-eager",)) for shape in (MAIN, "gpt2-124m", "llama-3-8b")),
@@ -88,6 +100,13 @@ def step(shape: str, suffix: str = "", flags: tuple[str, ...] = ()) -> Part:
     return Part(
         f"step_{shape}{suffix}", "bench_step", ("--shape", shape, *flags), ("--quick", *QUICK, "--cpu-threads", "1")
     )
+
+
+def cpu_experts(shape: str, asked: str, flags: tuple[str, ...] = ()) -> Part:
+    """Returns the part that times a step with experts in the host's memory; 0.17 of an H200's memory is 24 GB."""
+    flags = ("--shape", shape, "--rows", "1", "8", "32", "--cpu-experts", asked, *flags)
+    quick = ("--quick", *QUICK, "--cpu-threads", "1", "--cpu-experts", "none")
+    return Part(f"cpu_experts_{shape}", "bench_step", flags, quick, timeout_s=2 * PART_TIMEOUT_S)
 
 
 def prefill(shape: str, suffix: str = "", flags: tuple[str, ...] = ()) -> Part:

@@ -13,11 +13,14 @@ import torch
 from benchmarks.kernels.cases import PAGE_SIZE, Case, MadeCase, make_case
 from benchmarks.kernels.measure import Form
 from kernels.arguments.attention_options import AttentionOptions
+from kernels.arguments.few_rows import AddTo, Gate, PlainMatrix, RowNorm
 from kernels.arguments.rows import PrefillRows
 from kernels.dispatch import count_programs
+from kernels.gpu import few_rows_linear as triton_few_rows
 from kernels.gpu import paged_decode as triton_decode
 from kernels.gpu import paged_prefill as triton_prefill
 from kernels.gpu.launch_table import Launch, find_launch
+from kernels.operations.few_rows_linear import few_rows_linear, few_rows_linear_reference
 from kernels.operations.paged_decode import paged_decode, paged_decode_reference
 from kernels.operations.paged_prefill import paged_prefill, paged_prefill_reference
 from kernels.plans.decode_work import (
@@ -60,6 +63,11 @@ class Sweep:
     make_trial: Callable[[ModelShape, tuple[int, int], torch.device], Trial]
     codes: torch.dtype | None = None
     """The dtype of the cache's codes, if it has codes."""
+    find_key: Callable[[ModelShape], tuple[int, ...]] | None = None
+
+    def key(self, shape: ModelShape) -> tuple[int, ...]:
+        """Returns what the table knows the shape by."""
+        return launch_shape(shape, self.codes) if self.find_key is None else self.find_key(shape)
 
     def with_parameters(self, candidate: Candidate, call: Callable[[], object]) -> Form:
         """Returns `call` with these parameters in place of the table's, until `put_back_afterwards` ends."""
@@ -242,5 +250,63 @@ PREFILL = Sweep(
     make_trial=_prefill_trial,
 )
 
-SWEEPS = {"decode": DECODE, "decode_fp8": DECODE_FP8, "prefill": PREFILL}
+FEW_ROWS_LAUNCHES = (
+    (64, 128, 4, 4),
+    (64, 128, 4, 3),
+    (64, 256, 4, 2),
+    (64, 64, 4, 5),
+    (32, 128, 4, 4),
+    (128, 64, 4, 4),
+)
+"""Outputs and inputs of a tile, warps, stages."""
+FEW_ROWS_PROGRAMS = (128, 256, 384, 512)
+
+
+def _few_rows_in_use(shape: ModelShape, device: torch.device) -> Candidate:
+    launches = {kernel: find_launch(kernel, *FEW_ROWS.key(shape)) for kernel in FEW_ROWS.entries}
+    return {name: launches[kernel][name] for kernel, names in FEW_ROWS.entries.items() for name in names}
+
+
+def _few_rows_candidates(in_use: Candidate) -> list[Candidate]:
+    every = [
+        dict(zip(in_use, (*launch, programs), strict=True))
+        for launch, programs in product(FEW_ROWS_LAUNCHES, FEW_ROWS_PROGRAMS)
+    ]
+    return [candidate for candidate in every if candidate != in_use]
+
+
+def _few_rows_trial(shape: ModelShape, size: tuple[int, int], device: torch.device) -> Trial:
+    """`size`: tokens, and which of the layer's products. Zeroing, or a copy of the output, is timed with each."""
+    num_tokens, which = size
+    attended, embedded, inner = shape.num_heads * shape.head_dim, shape.embedding_size, shape.mlp_size
+    num_inputs, num_outputs = ((embedded, 2 * inner), (inner, embedded), (attended, embedded))[which]
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    x = torch.randn(num_tokens, num_inputs, device=device).to(dtype)
+    matrix = PlainMatrix((torch.randn(num_outputs, num_inputs, device=device) / num_inputs**0.5).to(dtype), None)
+    norm = RowNorm(torch.ones_like(x[0]), 1e-6) if which == 0 else None
+    out = x.new_zeros(num_tokens, inner if which == 0 else embedded)
+    expected = few_rows_linear_reference(x, matrix, norm, AddTo(out.clone()) if norm is None else Gate("silu"))
+
+    def call() -> object:
+        if norm is None:
+            return few_rows_linear(x, matrix, norm, AddTo(out.zero_()))
+        return out.copy_(few_rows_linear(x, matrix, norm, Gate("silu")))
+
+    name = f"{num_tokens} tokens, {num_inputs} to {num_outputs}"
+    form = partial(FEW_ROWS.with_parameters, call=call)
+    return Trial(name, matrix.weight.nbytes, out, expected.float(), form)
+
+
+FEW_ROWS = Sweep(
+    module=triton_few_rows,
+    entries={"few_rows_linear": ("BLOCK_O", "BLOCK_I", "num_warps", "num_stages"), "few_rows_parts": ("programs",)},
+    sizes=tuple(product((1, 8), (0, 1, 2))),
+    quick_size=(1, 2),
+    list_candidates=_few_rows_candidates,
+    find_in_use=_few_rows_in_use,
+    make_trial=_few_rows_trial,
+    find_key=lambda _: (0, torch.bfloat16.itemsize),
+)
+
+SWEEPS = {"decode": DECODE, "decode_fp8": DECODE_FP8, "prefill": PREFILL, "few_rows": FEW_ROWS}
 """By what to call them."""

@@ -139,6 +139,7 @@ SHAPES: dict[str, dict[str, object]] = {
     },
 }
 SHAPES["qwen3-1.7b"] = {**SHAPES["qwen3-0.6b"], "hidden_size": 2048, "intermediate_size": 6144}
+SHAPES["qwen3-30b-a3b"] = {**SHAPES["qwen3-30b-a3b-4-layers"], "num_hidden_layers": 48}
 SHAPES["qwen3-a3b-50k"] = {**SHAPES["qwen3-30b-a3b-4-layers"], "vocab_size": 50257}
 """Four layers of experts, of which GPT-2's vocabulary takes a small part."""
 SHAPES["qwen3.5-0.8b"] = {

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks.kernels.measure import Form, copy_bandwidth, gpu_facts, median_ms
-from benchmarks.launch_sweeps import SWEEPS, Candidate, Sweep, Trial, launch_shape, pick
+from benchmarks.launch_sweeps import SWEEPS, Candidate, Sweep, Trial, pick
 from benchmarks.result_file import write_result
 from kernels.gpu.launch_table import find_capability
 from kernels.gpu.triton_kernels import load_triton_kernels
@@ -154,7 +154,7 @@ def summarize(
         in_use = _times_best(found, 0)
         times = {"times_best": times_best, "times_best_of_that_in_use": in_use if math.isfinite(in_use) else None}
         for kernel, names in SWEEPS[operation].entries.items():
-            key = (find_capability(), kernel, *launch_shape(MODEL_SHAPES[model], SWEEPS[operation].codes))
+            key = (find_capability(), kernel, *SWEEPS[operation].key(MODEL_SHAPES[model]))
             table.append({"line": f"{key}: {pick(candidates[best], names)},".replace("'", '"'), **times})
     return {"operation": operation, "in_use": dict(candidates[0]), "cases": cases, "table": table}
 

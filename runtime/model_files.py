@@ -92,11 +92,7 @@ def read_config(file: Path) -> dict[str, Any]:
         return fields
     text, tied = cast("dict[str, Any]", text), "tie_word_embeddings"  # which either of them may say
     kind = text.get("model_type")
-    own: dict[str, Any] = {
-        "architectures": list[str](),
-        "model_type": kind,
-        tied: fields.get(tied) or text.get(tied),
-    }
+    own: dict[str, Any] = {"architectures": list[str](), "model_type": kind, tied: fields.get(tied) or text.get(tied)}
     return {**TEXT_DEFAULTS.get(str(kind), {}), **text, **fields, **own}
 
 

@@ -17,20 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from messages.channels import ControlClient, Readable, Receiver, Sender, Waiter
-from messages.control.admin import (
-    AdminCommand,
-    Answer,
-    Ask,
-    ExtraInstruction,
-    Failed,
-    Instruction,
-    InstructionDone,
-    ProcessCommand,
-    ProcessResult,
-    SetLogLevel,
-    StartProfile,
-    StopProfile,
-)
+from messages.control import admin
 from messages.control.histograms import HistogramCounts
 from messages.control.processes import (
     SUCCESSOR,
@@ -63,7 +50,7 @@ from runtime.stacks import write_stacks_on_signal
 
 P = TypeVar("P")
 
-ControlMessage = Drain | Leave | ProcessTable | Answer
+ControlMessage = Drain | Leave | ProcessTable | admin.Answer
 """The launcher's messages that are passed to the main loop."""
 
 BEAT_INTERVAL_S, PHASE_INTERVAL_S = 1.0, 0.05
@@ -99,15 +86,15 @@ class ProcessLink:
         """Messages that arrived during `stand_by`."""
         self._has_no_control = False
         """The last `wait` found nothing from the launcher, so the next `receive_control` need not check."""
-        self._executors: dict[type[Any] | str, Callable[[Any], ProcessResult]] = {}
-        self.on_instruction: Callable[[Instruction], None] = self._carry_out
+        self._executors: dict[type[Any] | str, Callable[[Any], admin.ProcessResult]] = {}
+        self.on_instruction: Callable[[admin.Instruction], None] = self._carry_out
         self.make_sender: Callable[[str], Sender[Any]] = lambda receiver: Sender(run_dir.socket(receiver))
         self.on_scheduler: list[Callable[[Any, Any], None]] = []
         """Called in a scheduler's process with its `Scheduler` and `Stepper` before the first step."""
         self.profiler = ProcessProfiler(name, run_dir)
         self.profiler.loop = self
-        self.register(StartProfile, self.profiler.start)
-        self.register(StopProfile, self.profiler.stop)
+        self.register(admin.StartProfile, self.profiler.start)
+        self.register(admin.StopProfile, self.profiler.stop)
         for part in load_parts(self.config, "process"):
             part.attach(self)
         self._wakeup_reader, self._wakeup_writer = os.pipe()
@@ -215,7 +202,7 @@ class ProcessLink:
         """Reports to the launcher that this process serves, with degradations and the model's placement."""
         self._control.send(Ready(degraded, placement or {}))
 
-    def report(self, message: PhaseReport | Ready | Beat | Drained | InstructionDone) -> None:
+    def report(self, message: PhaseReport | Ready | Beat | Drained | admin.InstructionDone) -> None:
         """Forwards a message of the process that this one represents to the launcher."""
         self._control.send(message)
 
@@ -243,17 +230,17 @@ class ProcessLink:
             self._control.send(Beat(now_ns, now_ns if is_busy else 0, gauges(), histograms(), sent, received, frontend))
             self._last_beat_ns, self._was_busy = now_ns, is_busy
 
-    def register(self, kind: type[P], execute: Callable[[P], ProcessResult]) -> None:
+    def register(self, kind: type[P], execute: Callable[[P], admin.ProcessResult]) -> None:
         """Makes `receive_control` call `execute` for each instruction of this kind. It may raise `SluiceError`."""
         self._executors[kind] = execute
 
-    def register_extra(self, extra: str, execute: Callable[[ExtraInstruction], ProcessResult]) -> None:
+    def register_extra(self, extra: str, execute: Callable[[admin.ExtraInstruction], admin.ProcessResult]) -> None:
         """Makes `receive_control` call `execute` for the instructions of an extra; it may raise `SluiceError`."""
         self._executors[extra] = execute
 
-    def ask(self, ask_id: int, command: AdminCommand) -> None:
+    def ask(self, ask_id: int, command: admin.AdminCommand) -> None:
         """Sends a command to the launcher; `receive_control` returns each `Answer`."""
-        self._control.send(Ask(ask_id, command))
+        self._control.send(admin.Ask(ask_id, command))
 
     def receive_control(self) -> list[ControlMessage]:
         """Returns the launcher's messages for the main loop. Never waits.
@@ -271,33 +258,33 @@ class ProcessLink:
                 case Refusal(reason):
                     log.error("the launcher refused this process: %s", reason)
                     self.is_stopping = True
-                case Drain() | Leave() | ProcessTable() | Answer():
+                case Drain() | Leave() | ProcessTable() | admin.Answer():
                     messages.append(message)
                 case TakeOver(incarnation):
                     self.incarnation, self.is_successor = incarnation, False
                     self.profiler.incarnation = incarnation
-                case Instruction():
+                case admin.Instruction():
                     self.on_instruction(message)
                 case Welcome():
                     pass
         return messages
 
-    def _carry_out(self, instruction: Instruction) -> None:
-        self._control.send(InstructionDone(instruction.instruction_id, self._execute(instruction.command)))
+    def _carry_out(self, instruction: admin.Instruction) -> None:
+        self._control.send(admin.InstructionDone(instruction.instruction_id, self._execute(instruction.command)))
 
-    def _execute(self, command: ProcessCommand) -> ProcessResult:
-        kind = command.extra if isinstance(command, ExtraInstruction) else cast("type[Any]", type(command))
+    def _execute(self, command: admin.ProcessCommand) -> admin.ProcessResult:
+        kind = command.extra if isinstance(command, admin.ExtraInstruction) else cast("type[Any]", type(command))
         execute = self._executors.get(kind)
         if execute is None:
             name = kind if isinstance(kind, str) else kind.__name__
-            return Failed("impossible", f"the {self.name} does not support {name}")
+            return admin.Failed("impossible", f"the {self.name} does not support {name}")
         try:
             return execute(command)
         except SluiceError as error:
-            return Failed("failed", str(error))
+            return admin.Failed("failed", str(error))
         except Exception as error:
             log.exception("%s failed", type(command).__name__)
-            return Failed("failed", f"{type(error).__name__}: {error}")
+            return admin.Failed("failed", f"{type(error).__name__}: {error}")
 
     def stop_on_signal(self) -> None:
         """Makes SIGTERM and SIGINT stop the main loop.
@@ -385,7 +372,7 @@ def run_process(name: str, serve: Callable[[ProcessLink], None]) -> int:
         sys.stderr.write(f"{name}: {error}\n")
         return 1
     set_up_logging(link.name, link.config.run)
-    link.register(SetLogLevel, set_log_level)
+    link.register(admin.SetLogLevel, set_log_level)
     link.stop_on_signal()
     write_stacks_on_signal(link.run_dir)
     if arguments.parent_pid:

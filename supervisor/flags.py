@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator
 from typing import Any, Never, cast
 
 import msgspec
-from msgspec import Meta
 
 from messages import VERSION
+from messages.config.flag import Flag
 from messages.config.images import ImageConfig
 from messages.config.server import CacheConfig, HttpConfig, ModelConfig, RunConfig, SchedulingConfig
 from messages.errors import UsageError
@@ -33,26 +33,7 @@ SHORT_HELP = (
     *("model", "served_model_name", "max_model_len", "dtype", "quantization", "device", "max_num_seqs", "host", "port"),
     "api_key",
 )
-"""The flags of the core that most people need. A flag of an extra is one of them if `short` is in its `Meta`."""
-
-REMOVED = {
-    "--admin-key-file": "use --admin-key @FILE",
-    "--api-key-file": "use --api-key @FILE",
-    "--attention-backend": "attention on a GPU is always Sluice's own",
-    "--boot-timeout-s": "a start may take 600 s",
-    "--devices": "use --device cuda:0,cuda:1",
-    "--grammar-timeout-s": "a grammar may take 10 s to compile",
-    "--max-batch-file-mb": "a batch file has at most 200 MiB",
-    "--max-bodies-mb": "all bodies together take at most 16 times --max-body-mb",
-    "--max-n-sequences": "a prompt has at most 64 choices",
-    "--min-engines": "use --scaling min=N",
-    "--ray-address": "use --ray ADDRESS",
-    "--scale-down-s": "use --scaling down_s=X",
-    "--scale-up-s": "use --scaling up_s=X",
-    "--scale-up-tokens": "use --scaling up_tokens=N",
-    "--stored-responses-mb": "use --max-stored-responses, at 64 KiB for each on average",
-}
-"""Flags of earlier versions, with what replaces them."""
+"""The flags of the core that most people need. A flag of an extra is one of them if its `Flag` is short."""
 
 
 def find_sections() -> dict[str, type[msgspec.Struct]]:
@@ -130,23 +111,22 @@ def make_parser(names: Collection[str] | None = None) -> argparse.ArgumentParser
     parser.add_argument("--help-all", action=_HelpAction, nargs=0, help="show all flags")
     for struct in find_sections().values():
         fields = [
-            one
-            for one in flag_fields(struct)
-            if names is None or one[0].name in names or "short" in (_meta(one[1]).extra or {})
+            (field, flag)
+            for field, flag in flag_fields(struct)
+            if names is None or field.name in names or flag.is_short
         ]
         group = parser.add_argument_group(str(struct.__doc__)) if fields else None
-        for field, annotated in fields:
-            _add_flag(group, field, annotated)
+        for field, flag in fields:
+            _add_flag(group, field, flag)
     return parser
 
 
-def flag_fields(struct: type[msgspec.Struct]) -> Iterator[tuple[msgspec.structs.FieldInfo, Any]]:
-    """Yields the fields of a section that are flags, with their types: those that have a help text."""
-    hints = typing.get_type_hints(struct, include_extras=True)
+def flag_fields(struct: type[msgspec.Struct]) -> Iterator[tuple[msgspec.structs.FieldInfo, Flag]]:
+    """Yields the fields of a section that are flags."""
     for field in msgspec.structs.fields(struct):
-        annotated = _without_none(hints[field.name])
-        if _meta(annotated).description:
-            yield field, annotated
+        for flag in typing.get_args(field.type):
+            if isinstance(flag, Flag):
+                yield field, flag
 
 
 def flag_name(field_name: str) -> str:
@@ -154,45 +134,49 @@ def flag_name(field_name: str) -> str:
     return "--" + field_name.replace("_", "-")
 
 
-def _add_flag(group: Any, field: msgspec.structs.FieldInfo, annotated: Any) -> None:
-    base, meta = typing.get_args(annotated)[0], _meta(annotated)
-    extra: dict[str, Any] = meta.extra or {}
-    text = f"{meta.description}{_default_text(field.default)}".replace("%", "%%")
-    text = argparse.SUPPRESS if "hidden" in extra else text
+def _add_flag(group: Any, field: msgspec.structs.FieldInfo, flag: Flag) -> None:
+    value_type = _value_type(field.type)
+    text = argparse.SUPPRESS if flag.is_hidden else f"{flag.text}{_default_text(field.default)}".replace("%", "%%")
+    base, metavar = _base(value_type), flag.metavar
     if base is bool:
         name = f"--no-{field.name.replace('_', '-')}" if field.default else flag_name(field.name)
         text = ("do not " if field.default else "") + text
         group.add_argument(name, dest=field.name, action="store_const", const=not field.default, help=text)
     elif typing.get_origin(base) is tuple:
-        metavar = extra.get("metavar", "NAME")
-        group.add_argument(flag_name(field.name), nargs="+", action="extend", metavar=metavar, help=text)
+        group.add_argument(flag_name(field.name), nargs="+", action="extend", metavar=metavar or "NAME", help=text)
     else:
-        metavar = (
-            "{" + ",".join(map(str, typing.get_args(base))) + "}" if typing.get_origin(base) is typing.Literal else None
-        )
-        metavar = metavar or extra.get("metavar") or {int: "N", float: "X"}.get(base, "TEXT")
-        optional: dict[str, Any] = {"nargs": "?", "const": extra["const"]} if "const" in extra else {}
-        group.add_argument(flag_name(field.name), type=_converter(annotated), metavar=metavar, help=text, **optional)
+        if typing.get_origin(base) is typing.Literal:
+            metavar = "{" + ",".join(map(str, typing.get_args(base))) + "}"
+        metavar = metavar or {int: "N", float: "X"}.get(base, "TEXT")
+        optional: dict[str, Any] = {"nargs": "?", "const": flag.const} if flag.const else {}
+        group.add_argument(flag_name(field.name), type=_converter(value_type), metavar=metavar, help=text, **optional)
 
 
-def _meta(annotated: Any) -> Meta:
-    """Returns what describes a flag; it has no description if the field is none."""
-    return next((meta for meta in typing.get_args(annotated) if isinstance(meta, Meta) and meta.description), Meta())
+def _value_type(field_type: Any) -> Any:
+    """`Annotated[PositiveInt | None, …]` → `PositiveInt`; other types stay as they are."""
+    inner = typing.get_args(field_type)[0]
+    if typing.get_origin(inner) in (typing.Union, types.UnionType):
+        return next(part for part in typing.get_args(inner) if part is not type(None))
+    return field_type
 
 
-def _converter(annotated: Any) -> Any:
+def _base(value_type: Any) -> Any:
+    """`Annotated[int, …]` → `int`."""
+    return typing.get_args(value_type)[0] if typing.get_origin(value_type) is typing.Annotated else value_type
+
+
+def _converter(value_type: Any) -> Any:
     """Returns a function from a flag's text to its value; its errors say the value and the range."""
-    is_number_literal = typing.get_origin(typing.get_args(annotated)[0]) is typing.Literal and isinstance(
-        typing.get_args(typing.get_args(annotated)[0])[0], int
-    )
+    base = _base(value_type)
+    is_number_literal = typing.get_origin(base) is typing.Literal and isinstance(typing.get_args(base)[0], int)
 
     def convert(text: str) -> Any:
         try:
             if is_number_literal:
-                return msgspec.convert(msgspec.convert(text, int, strict=False), annotated)
-            return _finite(msgspec.convert(text, annotated, strict=False))
+                return msgspec.convert(msgspec.convert(text, int, strict=False), base)
+            return _finite(msgspec.convert(text, value_type, strict=False))
         except msgspec.ValidationError as error:
-            raise argparse.ArgumentTypeError(f"{text!r} is not valid: {_plain(str(error), annotated)}") from None
+            raise argparse.ArgumentTypeError(f"{text!r} is not valid: {_plain(str(error), base)}") from None
 
     return convert
 
@@ -203,20 +187,12 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _plain(error: str, annotated: Any) -> str:
-    base = typing.get_args(annotated)[0]
+def _plain(error: str, base: Any) -> str:
     if typing.get_origin(base) is typing.Literal:
         choices = [str(choice) for choice in typing.get_args(base)]
         return f"expected one of {', '.join(choices)}"
     text = error.partition(", got ")[0]
     return text.replace("Expected `int`", "expected a whole number").replace("Expected `float`", "expected a number")
-
-
-def _without_none(hint: Any) -> Any:
-    """`Annotated[int, …] | None` → `Annotated[int, …]`."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return next(part for part in typing.get_args(hint) if part is not type(None))
-    return hint
 
 
 def _default_text(default: Any) -> str:
@@ -230,8 +206,6 @@ def describe_unknown(argument: str, parser: argparse.ArgumentParser) -> str:
     if not name.startswith("-"):
         model = f"a model is given as --model {argument}, and a command is the first word"
         return f"{argument}: unknown argument; {model if '--host' in known else 'see --help for all'}"
-    if name in REMOVED and "--host" in known:
-        return f"{name} was removed: {REMOVED[name]}"
     begin = "--" + name.lstrip("-")
     nearest = difflib.get_close_matches(name, known, n=1) or [option for option in known if option.startswith(begin)]
     all_flags = "--help-all" if "--help-all" in known else "--help"

@@ -120,10 +120,6 @@ class ProcessGroup:
         self.has_started = True
         self.publish(at_once=True)
 
-    def begin_stop(self) -> None:
-        """From now on no process is welcomed or replaced."""
-        self.is_stopping = True
-
     def begin_drain(self, timeout_s: float) -> None:
         """Makes the frontends refuse new requests; `has_drained` turns true when the last request has ended."""
         self.is_draining = True

@@ -525,7 +525,7 @@ def _read_hf_config(model_dir: Path) -> tuple[dict[str, Any], int]:
 def make_config(model_dir: Path, **flags: Any) -> Config:
     """Returns a configuration that serves `model_dir`. `flags` are fields of any section, by name.
 
-    Defaults: float32 on the CPU, one thread, and enough pages for a few requests.
+    Defaults: float32 on the CPU, one thread, enough pages for a few requests, and no draft tokens.
     """
     hf_config, context = _read_hf_config(model_dir)
     max_model_len = min(context, flags.get("max_model_len") or context)
@@ -538,7 +538,8 @@ def make_config(model_dir: Path, **flags: Any) -> Config:
         draft = DraftFacts(model_dir=draft_dir, vocab_size=vocab_size, max_model_len=draft_max_len)
         flags["speculative"] = "draft"
     eos = hf_config.get("eos_token_id")
-    flags = {"model": str(model_dir), "dtype": "float32", "device": "cpu", "cpu_threads": 1, "num_pages": 256} | flags
+    own = {"model": str(model_dir), "dtype": "float32", "device": "cpu", "cpu_threads": 1, "num_pages": 256}
+    flags = own | {"speculative": "none"} | flags
     sections = {
         name: struct(**{field: flags.pop(field) for field in struct.__struct_fields__ if field in flags})
         for name, struct in SECTIONS.items()

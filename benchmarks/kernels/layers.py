@@ -7,9 +7,11 @@ from torch.nn import functional
 
 from benchmarks.kernels.cases import ModelCase, model_cases
 from benchmarks.kernels.measure import Work, forms_of, of_operation
+from kernels.arguments.few_rows import AddTo, Gate, PlainMatrix, RowNorm
 from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.arguments.state_rows import StateDecay, StateRows
+from kernels.operations.few_rows_linear import few_rows_linear
 from kernels.operations.gated_delta import gated_delta
 from kernels.operations.gelu import gelu, gelu_reference
 from kernels.operations.layer_norm import layer_norm, layer_norm_reference
@@ -17,6 +19,7 @@ from kernels.operations.mamba_scan import mamba_scan
 from kernels.operations.rms_norm import rms_norm, rms_norm_reference
 from kernels.operations.rotate_store import rotate_store, rotate_store_reference
 from kernels.operations.silu_mul import silu_mul, silu_mul_reference
+from tests.kernels.gpu.cases.model_shapes import MODEL_SHAPES
 
 GPT2_CASES = model_cases(("GPT-2 124M",))
 LLAMA_CASES = model_cases(("Qwen3-0.6B", "Llama-3-8B", "Qwen3-14B"))
@@ -85,6 +88,32 @@ def make_silu_mul(case: ModelCase, device: torch.device) -> Work:
 
 
 @dataclass(frozen=True)
+class ProductCase:
+    """A product of a layer with few tokens, what follows it, and the norm before it unless it is added."""
+
+    num_tokens: int
+    num_inputs: int
+    num_outputs: int
+    is_added: bool
+
+    def work(self, device: torch.device) -> Work:
+        """The parts that the kernel replaces are measured as one captured step has them, one after another."""
+        x = torch.randn(self.num_tokens, self.num_inputs, device=device).bfloat16()
+        weight = torch.randn(self.num_outputs, self.num_inputs, device=device).bfloat16() / self.num_inputs**0.5
+        scale, residual = torch.ones_like(x[0]), x.new_zeros(self.num_tokens, self.num_outputs)
+        matrix, norm = PlainMatrix(weight, None), None if self.is_added else RowNorm(scale, RMS_NORM_EPS)
+        then = AddTo(residual) if self.is_added else Gate("silu")
+
+        def parts() -> object:
+            if self.is_added:
+                return residual.add_(functional.linear(x, weight))
+            return silu_mul(functional.linear(rms_norm(x, scale, RMS_NORM_EPS), weight))
+
+        forms = forms_of("few_rows_linear", x, lambda: few_rows_linear(x, matrix, norm, then), {"parts": parts})
+        return Work(forms, weight.nbytes)
+
+
+@dataclass(frozen=True)
 class RecurrentCase:
     """Rows with as many tokens each. The states are float32 [heads, size, size]."""
 
@@ -139,7 +168,25 @@ DELTA_CASES, MAMBA_CASES = (
 """One layer of Qwen3.5-0.8B and of Granite 4.0-H Micro."""
 
 
+PRODUCT_CASES = {
+    f"{model} {what}, {num_tokens} tokens": ProductCase(num_tokens, *sizes, is_added=what != "gate")
+    for model in ("Qwen3-0.6B", "Llama-3-8B")
+    for shape in [MODEL_SHAPES[model]]
+    for what, sizes in (
+        ("gate", (shape.embedding_size, 2 * shape.mlp_size)),
+        ("down", (shape.mlp_size, shape.embedding_size)),
+        ("out", (shape.num_heads * shape.head_dim, shape.embedding_size)),
+    )
+    for num_tokens in (1, 8)
+}
+
+
 BENCHMARKS = {
+    "few_rows_linear": of_operation(
+        "a product of few tokens with what is around it",
+        {"cpu": PRODUCT_CASES, "cuda": PRODUCT_CASES},
+        lambda case, device: case.work(device),
+    ),
     "gated_delta": of_operation(
         "the recurrence of Gated DeltaNet",
         DELTA_CASES,

@@ -5,33 +5,40 @@ from pathlib import Path
 
 from benchmarks.result_file import Result, make_table, name_source, read_result, read_runs
 
-README_RUNS = ("cpu#avx512_gpt2-124m", "cpu#gguf_smollm2-q4_k_m")
+README_RUNS = {
+    "avx512_gpt2-124m": ("GPT-2 124M, bfloat16", "random"),
+    "gguf_smollm2-q4_k_m": ("SmolLM2 135M Instruct, Q4_K_M", "trained"),
+}
+"""Runs of `cpu.json` in the README's table: the model and its form, and what its weights are."""
+README_WORKLOADS = ("W1", "W2", "W3")
 
 
-def readme_tables(results: Path) -> list[str]:
-    """Returns the README's tables of speed: each has a line that names the weights, machine, commit and day."""
-    return [_readme_table(read_result(results, name)) for name in README_RUNS]
+def readme_table(results: Path) -> str:
+    """Returns the README's table of speed, a row for each model, and a line with the machine, commit and day."""
+    runs = {name: read_result(results, f"cpu#{name}") for name in README_RUNS}
+    rows = [[*README_RUNS[name], *_readme_cells(run["results"])] for name, run in runs.items()]
+    first = {line["name"]: line for line in next(iter(runs.values()))["results"]["workloads"]}
+    about = [
+        f"{first[name]['about']}, {first[name]['tokens']} tokens: {first[name]['unit']}" for name in README_WORKLOADS
+    ]
+    table = make_table(("model", "weights", "compared with", *about), rows)
+    return f"{table}\n{' '.join(sorted({_machine_text(run) for run in runs.values()}))}\n"
 
 
-def _readme_table(run: Result) -> str:
-    found, machine = run["results"], run["machine"]
+def _machine_text(run: Result) -> str:
+    machine = run["machine"]
     vectors = f" with {machine['vectors']}" if machine.get("vectors") else ""
-    rows = [_readme_row(line, found["peers"]) for line in found["workloads"]]
-    num_rounds = len(found["workloads"][0]["rounds"]["sluice"])
-    rounds = f"medians of {num_rounds} rounds in turn" if num_rounds > 1 else "one round"
-    dtype = "" if found.get("gguf") else f"{found['dtype']}, "  # that of a file's weights is its own
-    source = (
-        f"{found['shape']} {_weights_text(found)}, {dtype}"
-        f"{machine['cores']} cores of {machine['cpu']}{vectors}, over HTTP, "
-        f"{rounds}; commit {run['commit']}, {run['when'][:10]}."
+    return (
+        f"{machine['cores']} cores of {machine['cpu']}{vectors}, over HTTP, commit {run['commit']}, {run['when'][:10]}."
     )
-    heads = ("workload", "unit", "Sluice", *found["peers"], "against the best of them")
-    return make_table(heads, rows) + "\n" + source + "\n"
 
 
-def _readme_row(line: Result, peers: Sequence[str]) -> Sequence[object]:
-    cells = [_format(line["median"][name]) for name in ("sluice", *peers)]
-    return [f"{line['about']}, {line['tokens']} tokens", line["unit"], *cells, f"{_gain(line, peers):.2f} times"]
+def _readme_cells(found: Result) -> Sequence[object]:
+    """Returns the names of the peers, and for each workload our rate, and how many times the best peer's it is."""
+    peers, lines = found["peers"], {line["name"]: line for line in found["workloads"]}
+    names = ", ".join(name.split(" ")[0] for name in peers)
+    rates = [(lines[name]["median"]["sluice"], _gain(lines[name], peers)) for name in README_WORKLOADS]
+    return [names, *(f"{_format(rate)} ({gain:.2f} ×)" for rate, gain in rates)]
 
 
 def _gain(line: Result, peers: Sequence[str]) -> float:

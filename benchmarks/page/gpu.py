@@ -12,6 +12,16 @@ ABOUT = (
     "# Performance on GPUs\n\nA section for each result file of `make bench-gpu` in `benchmarks/results/` "
     "([how to make one](gpu-run.md)). Medians; kernels run with a cold cache. Compare times of one kind of GPU only.\n"
 )
+NEVER_RUN = (
+    "## What has never run on a GPU\n\nThe kernels of these are compiled for Hopper GPUs and are right in Triton's "
+    "interpreter. It runs programs one after another, so it shows no race and no time.\n\n"
+    "- *Five kernels a layer for steps of up to 8 rows*, prefetches by attention, and dependent launches "
+    "([decision 0167](../decisions/0167-a-layer-of-few-rows-is-five-kernels.md)). They are off. Prefetches and "
+    "dependent launches are compiled only: the interpreter has none.\n"
+    "- *Latent attention*, fixed launches (`--deterministic`), recurrent states, heads of 512, pages of windows, LoRA, "
+    "encoders, and weights of fp8, AWQ and GPTQ.\n"
+    "- *Several GPUs*, and several models on one.\n"
+)
 OWN_FORM = "Triton"
 SHOWN_KERNELS = 5
 
@@ -20,7 +30,7 @@ Parts = dict[str, Result]
 
 def make_gpu_page(results: Path) -> str:
     """Returns the page for the result files in a directory."""
-    return "\n".join([ABOUT, *(make_gpu_part(results, path.stem) for path in sorted(results.glob(FILES)))])
+    return "\n".join([ABOUT, *(make_gpu_part(results, path.stem) for path in sorted(results.glob(FILES))), NEVER_RUN])
 
 
 def make_gpu_part(results: Path, name: str) -> str:

@@ -2,8 +2,7 @@
 
 from typing import Annotated, ClassVar
 
-from msgspec import Meta
-
+from messages.config.flag import Flag, PositiveFloat
 from messages.config.server import ExtraConfig
 
 
@@ -14,25 +13,21 @@ class BatchConfig(ExtraConfig, frozen=True, kw_only=True):
 
     batch_dir: Annotated[
         str,
-        Meta(
-            description="directory for the files of /v1/files and /v1/batches, kept across restarts (default: "
-            "none; these endpoints are disabled)"
+        Flag(
+            "directory for the files of /v1/files and /v1/batches, kept across restarts (default: none; these "
+            "endpoints are disabled)"
         ),
     ] = ""
     batch_dir_gb: Annotated[
-        float,
-        Meta(
-            gt=0,
-            description="maximum size of uploaded files in --batch-dir in GiB; results are still written beyond it",
-        ),
+        PositiveFloat, Flag("maximum size of uploaded files in --batch-dir in GiB; results are still written beyond it")
     ] = 10.0
     max_batch_file_mb: float = 200.0
     """Largest file of a batch in MiB, the limit of OpenAI. Not a flag."""
     batch_run: Annotated[
         tuple[str, ...],
-        Meta(
-            description="run the requests of the first file, write the results to the second, and exit "
-            "(launch.py batch)",
-            extra={"metavar": "FILE", "hidden": True},
+        Flag(
+            "run the requests of the first file, write the results to the second, and exit (launch.py batch)",
+            metavar="FILE",
+            is_hidden=True,
         ),
     ] = ()

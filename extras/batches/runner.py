@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import time
+from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
 
@@ -32,31 +33,25 @@ FAILURES: dict[Ending, LineFailure] = {
 log = logging.getLogger("sluice.frontend")
 
 
+@dataclass(eq=False)
 class BatchRunner:
     """Call `tick` once a second: it looks for batches, and ends those that were cancelled.
 
     The batches of a key among `named` count as its requests. They are cancelled when it is revoked.
     """
 
-    def __init__(
-        self,
-        store: BatchStore,
-        caller: LineCaller,
-        request_timeout_s: float | None,
-        named: NamedKeys | None = None,
-    ):
-        self._named = named
-        self._store = store
-        self._caller = caller
-        self._request_timeout_s = request_timeout_s
-        self._lock: int | None = None
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._cancelled: dict[str, asyncio.Event] = {}
-        self._is_stopped = False
-        self._following: asyncio.Task[None] | None = None
-        self._cleaning: asyncio.Task[None] | None = None
-        self._next_clean_s = 0.0
-        self._retry_s = 0.0
+    _store: BatchStore
+    _caller: LineCaller
+    _request_timeout_s: float | None
+    _named: NamedKeys | None = None
+    _lock: int | None = None
+    _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, asyncio.Task[None]])
+    _cancelled: dict[str, asyncio.Event] = field(default_factory=dict[str, asyncio.Event])
+    _is_stopped: bool = False
+    _following: asyncio.Task[None] | None = None
+    _cleaning: asyncio.Task[None] | None = None
+    _next_clean_s: float = 0.0
+    _retry_s: float = 0.0
 
     def tick(self) -> None:
         """No-op if another frontend owns the batches."""

@@ -18,6 +18,7 @@ from frontend.api.answers.chat_messages import ChatMessage
 from frontend.api.answers.conversation import Conversations
 from frontend.api.answers.pooled import check_num_texts
 from frontend.api.parameters.sampling import NonEmpty
+from frontend.api.responses.reply import InputTokensDetails, OutputTokensDetails, ResponseUsage
 from frontend.http.stream import WholeReply
 from frontend.requests.costs import LONG_CHARS
 from frontend.requests.generation import Generation
@@ -57,29 +58,11 @@ class DecisionBody(PooledFields, frozen=True, kw_only=True):
     prompt_cache_key: Annotated[Key | None, Meta(description="a string of up to 128 characters")] = None
 
 
-class InputDetails(msgspec.Struct, frozen=True):
-    cached_tokens: int
-    cache_write_tokens: int
-
-
-class OutputDetails(msgspec.Struct, frozen=True):
-    reasoning_tokens: int = 0
-
-
-class DecisionUsage(msgspec.Struct, frozen=True):
-    """The shared input counts once."""
-
-    input_tokens: int
-    input_tokens_details: InputDetails
-    total_tokens: int
-    output_tokens: int = 0
-    output_tokens_details: OutputDetails = OutputDetails()
-
-
 class Decision(msgspec.Struct, frozen=True):
     answers: list[Answer]
     model: str
-    usage: DecisionUsage
+    usage: ResponseUsage
+    """The shared input counts once."""
 
 
 class SharedPrompt(NamedTuple):
@@ -199,8 +182,9 @@ def _question_text(question: Question) -> str:
     return "\n".join([text, *lines, "", f"Answer with its label, from {names[0]} to {names[-1]}."])
 
 
-def _usage_of(done: Sequence[Generation], num_shared: int) -> DecisionUsage:
+def _usage_of(done: Sequence[Generation], num_shared: int) -> ResponseUsage:
     usages = [generation.ended.usage for generation in done]
     num_input = num_shared + sum(usage.prompt_tokens - num_shared for usage in usages)
     num_cached = min(usages[0].cached_tokens, num_shared)
-    return DecisionUsage(num_input, InputDetails(num_cached, num_input - num_cached), num_input)
+    details = InputTokensDetails(num_cached, num_input - num_cached)
+    return ResponseUsage(num_input, details, 0, OutputTokensDetails(0), num_input)

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from frontend.api.responses import items
 from messages.errors import bad_request, quoted
 
 JSON_PART = "input_json"
@@ -11,13 +12,7 @@ TEXT_PARTS = ("input_text", "output_text", "text")
 INSTRUCTING = ("system", "developer")
 ROLES = ("user", "assistant", *INSTRUCTING)
 
-NEEDED_FIELDS = {
-    "message": ("role", "content"),
-    "function_call": ("call_id", "name", "arguments"),
-    "function_call_output": ("call_id", "output"),
-    "custom_tool_call": ("call_id", "name", "input"),
-    "custom_tool_call_output": ("call_id", "output"),
-}
+NEEDED_FIELDS = {kind: needed for kind, needed in items.NEEDED_FIELDS.items() if kind != "reasoning"}
 
 
 class Part(msgspec.Struct, frozen=True):

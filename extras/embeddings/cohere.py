@@ -1,7 +1,6 @@
 """`POST /v2/embed`: Cohere's endpoint for embeddings."""
 
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -10,7 +9,7 @@ from starlette.requests import Request
 
 from extras.embeddings.pooled_requests import PooledCalls, PooledFields, usage_of, vector_of
 from extras.embeddings.prompts import InputType, find_prompt
-from extras.embeddings.vectors import base64_of
+from extras.embeddings.vectors import FORMS, Kind
 from frontend.api.parameters.sampling import AtLeastOne, NonEmpty
 from frontend.http.stream import WholeReply
 from frontend.requests.generation import Generation
@@ -19,11 +18,6 @@ from messages.errors import bad_request
 from messages.ring.requests import Pooling
 
 INPUTS_TEXT = 'a list of objects with a content, a list of {"type": "text", "text": …}'
-Kind = Literal["float", "base64"]
-FORMS: dict[Kind, Callable[["array[float]"], list[float] | str]] = {
-    "float": lambda values: values.tolist(),
-    "base64": base64_of,
-}
 SIDES = {"START": "left", "END": "right", "NONE": None}
 
 

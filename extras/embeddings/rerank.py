@@ -8,14 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from extras.embeddings.pooled_requests import (
-    PooledCalls,
-    PooledFields,
-    PooledUsage,
-    ResultList,
-    as_list,
-    usage_of,
-)
+from extras.embeddings.pooled_requests import PooledCalls, PooledFields, PooledUsage, ResultList, as_list, usage_of
 from extras.embeddings.scores import ScoreOptions, Scorer, Scoring
 from extras.embeddings.tei import RankedText, TeiFields, TeiReply, with_truncation
 from frontend.api.parameters.sampling import AtLeastOne, NonEmpty, Switch

@@ -2,19 +2,11 @@
 
 from functools import partial
 
+from extras.embeddings import vectors
 from extras.embeddings.cohere import CohereApi, CohereEmbedBody, CohereVectors
 from extras.embeddings.pooled_requests import ResultList
 from extras.embeddings.rerank import RerankApi, RerankBody, RerankReply, ScoreBody, ScoreData
 from extras.embeddings.tei import EITHER_ERRORS, TEI_ERRORS, EmbedBody, RankedText, SimilarityBody, TeiApi
-from extras.embeddings.vectors import (
-    ClassData,
-    ClassifyBody,
-    EmbeddingBody,
-    EmbeddingData,
-    PoolingBody,
-    PoolingData,
-    VectorApi,
-)
 from frontend.http.endpoint import Endpoint
 
 QUERY, DOCUMENTS = "What is a llama?", ["A camelid.", "A kind of bread."]
@@ -24,15 +16,15 @@ _POST = partial(Endpoint, tag="embeddings", errors=(404, 504))
 _TEI = partial(_POST, error_form=TEI_ERRORS)
 
 
-def pooling(api: VectorApi, cohere: CohereApi) -> list[Endpoint]:
+def pooling(api: vectors.VectorApi, cohere: CohereApi) -> list[Endpoint]:
     """Returns the endpoints with one result for each input."""
     return [
         _POST(
             "/v1/embeddings",
             api.embed,
             "The vectors of texts",
-            ResultList[EmbeddingData],
-            body=EmbeddingBody,
+            ResultList[vectors.EmbeddingData],
+            body=vectors.EmbeddingBody,
             examples={
                 "one": {"input": QUERY},
                 "several": {"input": DOCUMENTS, "encoding_format": "base64", "truncate_prompt_tokens": -1},
@@ -51,16 +43,16 @@ def pooling(api: VectorApi, cohere: CohereApi) -> list[Endpoint]:
             "/pooling",
             api.pool,
             "Vectors, vectors of each token, or logits of the model's head",
-            ResultList[PoolingData],
-            body=PoolingBody,
+            ResultList[vectors.PoolingData],
+            body=vectors.PoolingBody,
             examples={"a vector for each token": {"input": QUERY, "task": "token_embed"}},
         ),
         _POST(
             "/classify",
             api.classify,
             "The probabilities of the model's labels",
-            ResultList[ClassData],
-            body=ClassifyBody,
+            ResultList[vectors.ClassData],
+            body=vectors.ClassifyBody,
             examples={"several": {"input": DOCUMENTS}},
         ),
     ]

@@ -11,13 +11,7 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from extras.embeddings.heads import activate, class_activation
-from extras.embeddings.pooled_requests import (
-    PooledCalls,
-    PooledFields,
-    ResultList,
-    values_of,
-    vector_of,
-)
+from extras.embeddings.pooled_requests import PooledCalls, PooledFields, ResultList, values_of, vector_of
 from extras.embeddings.prompts import InputType, PromptName, find_prompt
 from frontend.api.answers.chat_messages import MESSAGES_TEXT, Messages, make_chat_prompt
 from frontend.api.parameters.sampling import TOKEN_IDS_TEXT, AtLeastOne, NonEmpty, Switch, TokenId, TokenIds
@@ -31,7 +25,20 @@ from messages.ring.requests import Pooling
 Several = Annotated[list[NonEmpty | TokenId | TokenIds], Meta(min_length=1)]
 INPUT_TEXT = f"a string, a list of strings, {TOKEN_IDS_TEXT} or a list of such lists, none of them empty"
 Task = Literal["embed", "token_embed", "classify"]
-Form = Callable[["array[float]"], list[float] | str]
+
+
+def base64_of(values: "array[float]") -> str:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return b64encode(values).decode()
+
+
+Kind = Literal["float", "base64"]
+FORMS: dict[Kind, Callable[["array[float]"], list[float] | str]] = {
+    "float": lambda values: values.tolist(),
+    "base64": base64_of,
+}
+"""What clients get of a vector."""
 
 
 class InputFields(PooledFields, frozen=True, kw_only=True):
@@ -46,7 +53,7 @@ class InputFields(PooledFields, frozen=True, kw_only=True):
 
 
 class EmbeddingBody(InputFields, frozen=True, kw_only=True):
-    encoding_format: Annotated[Literal["float", "base64"] | None, Meta(description='"float" or "base64"')] = None
+    encoding_format: Annotated[Kind | None, Meta(description='"float" or "base64"')] = None
     dimensions: AtLeastOne = None
     normalize: Switch = None
 
@@ -94,7 +101,7 @@ class VectorApi:
     async def embed(self, request: Request) -> WholeReply:
         """Raises `RequestError`."""
         body = await self._embeddings.read(request)
-        pooling, form = embedding(body), _form_of(body)
+        pooling, form = embedding(body), FORMS[body.encoding_format or "float"]
         return self._reply(request, body, pooling, lambda index, row: EmbeddingData(index, form(vector_of(row))))
 
     async def pool(self, request: Request) -> WholeReply:
@@ -162,24 +169,10 @@ def embedding(body: EmbeddingBody, kind: Task = "embed") -> Pooling:
     return Pooling(kind, dimensions=body.dimensions or 0, normalizes=body.normalize)
 
 
-def _form_of(body: EmbeddingBody) -> Form:
-    return base64_of if body.encoding_format == "base64" else _floats
-
-
-def _floats(values: "array[float]") -> list[float]:
-    return values.tolist()
-
-
-def base64_of(values: "array[float]") -> str:
-    if sys.byteorder == "big":
-        values.byteswap()
-    return b64encode(values).decode()
-
-
 def _pooled_data(body: PoolingBody, task: Task, row: Generation) -> list[Any] | str:
     values = vector_of(row)
     if task != "token_embed" or body.encoding_format == "base64":
-        return _form_of(body)(values)
+        return FORMS[body.encoding_format or "float"](values)
     assert row.pooled is not None
     size = len(values) // row.pooled.num_rows
     return [values[start : start + size].tolist() for start in range(0, len(values), size)]

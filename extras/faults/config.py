@@ -2,8 +2,7 @@
 
 from typing import Annotated, ClassVar
 
-from msgspec import Meta
-
+from messages.config.flag import Flag
 from messages.config.server import ExtraConfig
 
 
@@ -13,5 +12,5 @@ class FaultsConfig(ExtraConfig, frozen=True, kw_only=True):
     EXTRA: ClassVar[str] = "faults"
 
     enable_fault_injection: Annotated[
-        bool, Meta(description="allow `launch.py inject` to kill processes and drop frames, for testing")
+        bool, Flag("allow `launch.py inject` to kill processes and drop frames, for testing")
     ] = False

@@ -9,18 +9,37 @@ lists the commands; Ctrl-C stops an answer, Ctrl-D ends the chat.
 """
 
 import json
+import readline
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from extras.home.history import kept_history
 from extras.home.server import Target, opened_server, read_reply
 from messages.errors import SluiceError
 from messages.program import PROGRAM
 from runtime.terminal import without_controls
+from supervisor.model.gguf.cache import cache_dir
 from supervisor.programs import program_parser
+
+MAX_LINES = 1000
+
+
+@contextmanager
+def kept_history() -> Generator[None]:
+    """Reads the history for the block and writes it at the end. Without a cache directory there is none."""
+    path = cache_dir().with_name("history")
+    with suppress(OSError):
+        readline.read_history_file(path)
+    readline.set_history_length(MAX_LINES)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.touch(mode=0o600)
+            readline.write_history_file(path)
+
 
 DIM, PLAIN = "\033[2m", "\033[0m"
 QUOTES = '"""'

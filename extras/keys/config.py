@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from msgspec import Meta
-
 from extras.keys.key_file import read_key_file
+from messages.config.flag import Flag
 from messages.config.server import Config, ExtraConfig
 from messages.errors import UsageError
 
@@ -17,10 +16,10 @@ class KeysConfig(ExtraConfig, frozen=True, kw_only=True):
 
     api_keys: Annotated[
         tuple[str, ...],
-        Meta(
-            description="TOML file of keys with names, limits and shares (launch.py keys writes it), read again when "
-            "it changes; a second file keeps their usage (default: the name of the first with .usage)",
-            extra={"metavar": "FILE"},
+        Flag(
+            "TOML file of keys with names, limits and shares (launch.py keys writes it), read again when it changes; "
+            "a second file keeps their usage (default: the name of the first with .usage)",
+            metavar="FILE",
         ),
     ] = ()
 

@@ -36,11 +36,7 @@ def make_headers(account: Account) -> list[tuple[bytes, bytes]]:
 
 
 def _values(bucket: Bucket) -> dict[str, str]:
-    return {
-        "limit": str(bucket.limit),
-        "remaining": str(bucket.remaining),
-        "reset": duration_text(bucket.reset_s),
-    }
+    return {"limit": str(bucket.limit), "remaining": str(bucket.remaining), "reset": duration_text(bucket.reset_s)}
 
 
 def duration_text(seconds: float) -> str:

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from extras.keys.ledger import KeyUsage
 from extras.keys.meter import Meter
+from frontend.metrics.distribution import make_metric
 
 TEXTS = {
     "requests": "Requests of a key that have ended.",
@@ -33,11 +34,7 @@ class KeyCollector(Collector):
             known = self._meter.ledger.read_all()
         shown = {name: known.get(name, (KeyUsage(), 0)) for name in self._meter.table.entries}
         for field, text in TEXTS.items():
-            counter = CounterMetricFamily(f"sluice_key_{field}", text, labels=["key"])
-            for name, (used, _) in shown.items():
-                counter.add_metric([name], getattr(used, field))
-            yield counter
-        gauge = GaugeMetricFamily("sluice_key_running_requests", "Requests of a key that run or wait.", labels=["key"])
-        for name, (_, running) in shown.items():
-            gauge.add_metric([name], running)
-        yield gauge
+            values = {(name,): getattr(used, field) for name, (used, _) in shown.items()}
+            yield make_metric(CounterMetricFamily, f"sluice_key_{field}", text, ["key"], values)
+        text, values = "Requests of a key that run or wait.", {(name,): running for name, (_, running) in shown.items()}
+        yield make_metric(GaugeMetricFamily, "sluice_key_running_requests", text, ["key"], values)

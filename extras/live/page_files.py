@@ -10,10 +10,9 @@ from pathlib import Path
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
 
 from frontend.http.endpoint import Endpoint
-from frontend.requests.trace import REQUEST_ID_HEADER, trace_of
+from frontend.http.responses import PlainReply
 
 FOLDER = Path(__file__).with_name("page")
 CHAT, PIPELINE = "chat.html", "pipeline.html"
@@ -62,18 +61,18 @@ class PageApi:
             digest.update(name.encode() + hashlib.sha256(content).digest())
         return digest.hexdigest()[:16]
 
-    async def chat(self, request: Request) -> Response:
+    async def chat(self, request: Request) -> PlainReply:
         is_ollama = request.headers.get("user-agent", "").startswith("ollama")
         return self._page(request, RUNNING if is_ollama else CHAT)
 
-    async def pipeline(self, request: Request) -> Response:
+    async def pipeline(self, request: Request) -> PlainReply:
         return self._page(request, PIPELINE)
 
-    def _page(self, request: Request, name: str) -> Response:
+    def _page(self, request: Request, name: str) -> PlainReply:
         addressed = self._files[name].replace(b'"page/', f'"page/{self.version}/'.encode())
         return self._reply(request, name, addressed, CHECKED)
 
-    async def file(self, request: Request) -> Response:
+    async def file(self, request: Request) -> PlainReply:
         """Raises `HTTPException` (404) for what is no file of the page. Browsers do not keep another version's file."""
         name = request.path_params["name"]
         content = self._files.get(name)
@@ -81,15 +80,13 @@ class PageApi:
             raise HTTPException(404)
         return self._reply(request, name, content, KEPT if request.path_params["version"] == self.version else CHECKED)
 
-    def _reply(self, request: Request, name: str, content: bytes, caching: str) -> Response:
-        trace = trace_of(request.scope)
-        trace.status = 200
+    def _reply(self, request: Request, name: str, content: bytes, caching: str) -> PlainReply:
         suffix = Path(name).suffix
-        headers = {**HEADERS, "cache-control": caching, REQUEST_ID_HEADER.decode(): trace.request_id}
+        headers = {**HEADERS, "cache-control": caching, "vary": "accept-encoding"}
         if suffix != ".woff2" and "gzip" in request.headers.get("accept-encoding", ""):  # fonts are compressed
             content = compress(content)
             headers["content-encoding"] = "gzip"
-        return Response(content, headers={**headers, "vary": "accept-encoding"}, media_type=TYPES[suffix])
+        return PlainReply(content, headers=headers, media_type=TYPES[suffix])
 
 
 def showing_pages(page: PageApi) -> list[Endpoint]:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 import msgspec
-from msgspec import Meta
 
+from messages.config.flag import Flag, PositiveFloat
 from messages.config.server import Config, ExtraConfig
 from messages.errors import UsageError, quoted
 
@@ -49,32 +49,29 @@ class ModelsConfig(ExtraConfig, frozen=True, kw_only=True):
 
     models: Annotated[
         tuple[str, ...],
-        Meta(
-            description="serve several models, each loaded on its first request: a directory of models, a "
-            "TOML file with a [models.NAME] table per model (model, keep-alive, preload, and flags without dashes), "
-            "or NAME=PATH (also as --model NAME=PATH); other flags apply to every model",
-            extra={"metavar": "MODELS", "short": True},
+        Flag(
+            "serve several models, each loaded on its first request: a directory of models, a TOML file with a "
+            "[models.NAME] table per model (model, keep-alive, preload, and flags without dashes), or NAME=PATH (also "
+            "as --model NAME=PATH); other flags apply to every model",
+            metavar="MODELS",
+            is_short=True,
         ),
     ] = ()
     keep_alive: Annotated[
         str,
-        Meta(
-            description="with --models: idle time after which a model is unloaded, in seconds or as 90s, 5m, "
-            "1h30m; negative: never; a request's keep_alive overrides it",
-            extra={"metavar": "TIME"},
+        Flag(
+            "with --models: idle time after which a model is unloaded, in seconds or as 90s, 5m, 1h30m; negative: "
+            "never; a request's keep_alive overrides it",
+            metavar="TIME",
         ),
     ] = "5m"
-    models_memory_gb: (
-        Annotated[
-            float,
-            Meta(
-                gt=0,
-                description="with --models: memory for the weights and KV caches of all loaded models in GiB; the "
-                "least recently used model is unloaded to make room (default: 0.9 of the memory available at start)",
-            ),
-        ]
-        | None
-    ) = None
+    models_memory_gb: Annotated[
+        PositiveFloat | None,
+        Flag(
+            "with --models: memory for the weights and KV caches of all loaded models in GiB; the least recently used "
+            "model is unloaded to make room (default: 0.9 of the memory available at start)"
+        ),
+    ] = None
     entries: tuple[ModelEntry, ...] = ()
     """What `models` names. Not a flag."""
     shared_flags: tuple[str, ...] = ()

@@ -12,14 +12,14 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from starlette.requests import Request
-from starlette.responses import Response
 
 from extras.models.loads import Loads
 from extras.models.model_table import ModelTable
 from extras.models.residency import Residency, StateOf, UnloadReason
 from extras.models.upstream import UpstreamGoneError, Upstreams
 from frontend.http.endpoint import Endpoint
-from frontend.requests.trace import REQUEST_ID_HEADER, trace_of
+from frontend.http.responses import PlainReply
+from frontend.metrics.distribution import make_metric
 
 MODEL_LABEL = "model"
 SCRAPE_TIMEOUT_S = 3.0
@@ -43,29 +43,24 @@ class RouterMetrics(Collector):
             self._registry.register(collector)
 
     def collect(self) -> Iterator[Metric]:
-        residency, names = self._residency, self._table.names
-        state = GaugeMetricFamily(
-            "sluice_model_state", "1 for the state that a model is in.", labels=[MODEL_LABEL, "state"]
-        )
-        opened = GaugeMetricFamily("sluice_model_open_requests", "Requests at a model's server.", labels=[MODEL_LABEL])
+        residency, table, names = self._residency, self._table, self._table.names
+        text = "1 for the state that a model is in."
+        states = {
+            (name, state): float(table.state(name).value == state) for name in names for state in get_args(StateOf)
+        }
+        yield make_metric(GaugeMetricFamily, "sluice_model_state", text, [MODEL_LABEL, "state"], states)
+        text, opened = "Requests at a model's server.", {(name,): residency.num_open(name) for name in names}
+        yield make_metric(GaugeMetricFamily, "sluice_model_open_requests", text, [MODEL_LABEL], opened)
         text = "Bytes of a model's weights and KV cache, once it is loaded."
-        size = GaugeMetricFamily("sluice_model_bytes", text, labels=[MODEL_LABEL])
-        for name in names:
-            for value in get_args(StateOf):
-                state.add_metric([name, value], float(self._table.state(name).value == value))
-            opened.add_metric([name], residency.num_open(name))
-            if description := self._table.reports[name].description:
-                size.add_metric([name], description.num_bytes)
+        sizes = {(name,): about.num_bytes for name in names if (about := table.reports[name].description)}
+        yield make_metric(GaugeMetricFamily, "sluice_model_bytes", text, [MODEL_LABEL], sizes)
         seconds = residency.load_seconds
         text = "From the order to load a model until its server serves."
-        loads = HistogramMetricFamily(
-            "sluice_model_load_seconds", text, buckets=seconds.buckets(), sum_value=seconds.total
-        )
+        buckets, total = seconds.buckets(), seconds.total
+        yield HistogramMetricFamily("sluice_model_load_seconds", text, buckets=buckets, sum_value=total)
         text = "Models unloaded: for the memory of another one, at the end of their keep-alive, or by request."
-        unloads = CounterMetricFamily("sluice_model_unloads", text, labels=["reason"])
-        for reason in get_args(UnloadReason):
-            unloads.add_metric([reason], residency.unloads[reason])
-        yield from (state, opened, size, loads, unloads)
+        unloads = {(reason,): residency.unloads[reason] for reason in get_args(UnloadReason)}
+        yield make_metric(CounterMetricFamily, "sluice_model_unloads", text, ["reason"], unloads)
         for name, text, value in (
             ("waiting_requests", "Requests that wait for the load of their model.", self._loads.num_waiting),
             ("memory_limit_bytes", "Memory for the loaded models (--models-memory-gb).", residency.limit_bytes),
@@ -74,18 +69,15 @@ class RouterMetrics(Collector):
         ):
             yield GaugeMetricFamily(f"sluice_models_{name}", text, value=value)
 
-    async def metrics(self, request: Request) -> Response:
+    async def metrics(self, request: Request) -> PlainReply:
         """Replies in Prometheus's text format, without the models that do not answer in time."""
-        trace = trace_of(request.scope)
         headers = [(name.encode(), value.encode()) for name, value in request.headers.items() if name in KEY_HEADERS]
         names = self._table.loaded()
         texts = await asyncio.gather(*(self._scrape(self._table.url(name), headers) for name in names))
         scraped = {name: text for name, text in zip(names, texts, strict=True) if text}
         self._num_missing = len(names) - len(scraped)
         content = merge_metrics(generate_latest(self._registry).decode(), scraped)
-        trace.status = 200
-        id_header = {REQUEST_ID_HEADER.decode(): trace.request_id}
-        return Response(content, headers={**id_header, "content-type": CONTENT_TYPE_PLAIN_0_0_4})
+        return PlainReply(content, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
     async def _scrape(self, url: str, headers: list[tuple[bytes, bytes]]) -> str:
         with contextlib.suppress(UpstreamGoneError, TimeoutError):

@@ -1,7 +1,7 @@
 """The bodies of `/api/chat` and `/api/generate`, and their conversion to a conversation or a raw prompt."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta, Raw
@@ -56,32 +56,24 @@ NumPredict = Annotated[Annotated[int, Meta(le=MAX_INT32)] | None, Meta(descripti
 
 
 class OllamaOptions(ModelFields, frozen=True, kw_only=True):
-    """The fields that are added here have no effect, except the first: the server's flags say how a model is loaded."""
+    """The options that have an effect here."""
 
     num_predict: NumPredict = None
-    num_ctx: NumTokens = None
-    num_batch: Whole = None
-    num_gpu: Whole = None
-    main_gpu: Whole = None
-    num_thread: Whole = None
-    num_keep: Whole = None
-    repeat_last_n: Whole = None
-    draft_num_predict: Whole = None
-    tfs_z: Number = None
-    mirostat_tau: Number = None
-    mirostat_eta: Number = None
-    numa: Switch = None
-    low_vram: Switch = None
-    f16_kv: Switch = None
-    logits_all: Switch = None
-    vocab_only: Switch = None
-    use_mmap: Switch = None
-    use_mlock: Switch = None
-    embedding_only: Switch = None
-    penalize_newline: Switch = None
 
 
-OPTIONS = BodyDecoder(OllamaOptions, NameRules(refused={"mirostat": (0,)}, renamed=RENAMED, neutral=NEUTRAL))
+UNUSED: tuple[tuple[Any, str], ...] = (
+    (NumTokens, "num_ctx"),
+    (Whole, "num_batch num_gpu main_gpu num_thread num_keep repeat_last_n draft_num_predict"),
+    (Number, "tfs_z mirostat_tau mirostat_eta"),
+    (Switch, "numa low_vram f16_kv logits_all vocab_only use_mmap use_mlock embedding_only penalize_newline"),
+)
+"""The types and names of options without effect: the server's flags say how a model is loaded."""
+
+UNUSED_FIELDS = [(name, kind, None) for kind, names in UNUSED for name in names.split()]
+ALL_OPTIONS = msgspec.defstruct("AllOptions", UNUSED_FIELDS, bases=(OllamaOptions,), frozen=True, kw_only=True)
+OPTIONS = BodyDecoder(
+    cast("type[OllamaOptions]", ALL_OPTIONS), NameRules(refused={"mirostat": (0,)}, renamed=RENAMED, neutral=NEUTRAL)
+)
 
 
 class EarlierCall(msgspec.Struct, frozen=True):

@@ -5,18 +5,7 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 from starlette.requests import Request
 
-from extras.ollama.body import (
-    REFUSED,
-    ModelBody,
-    OllamaChat,
-    OllamaPrompt,
-    chat_of,
-    check_body,
-    prompt_of,
-    read_params,
-    truncation_of,
-    unloads,
-)
+from extras.ollama import body as bodies
 from extras.ollama.reply import Answer, AnswerLines, DoneReason, Piece, Render, chat_line, now, prompt_line
 from frontend.api.answers.answer_blocks import AnswerBlocks
 from frontend.api.answers.chat_messages import refuse_images
@@ -32,7 +21,7 @@ from frontend.requests.trace import trace_of
 from frontend.service import Service
 from messages.ring.infill import Infill
 
-B = TypeVar("B", bound=ModelBody)
+B = TypeVar("B", bound=bodies.ModelBody)
 
 LATEST = ":latest"
 """The tag that clients add to names without one."""
@@ -52,7 +41,7 @@ class Reader:
 
     def __init__(self, service: Service, unknown: UnknownFields):
         self._service = service
-        self._rules = NameRules(refused=REFUSED, ignored=("shift",), renamed={"name": "model"})
+        self._rules = NameRules(refused=bodies.REFUSED, ignored=("shift",), renamed={"name": "model"})
         self._unknown = unknown
 
     def decoder(self, struct: type[B]) -> BodyDecoder[B]:
@@ -74,47 +63,47 @@ class AnswerApi:
         self._streams = streams
         self._reader = reader
         self._conversations = conversations
-        self._chats = reader.decoder(OllamaChat)
-        self._prompts = reader.decoder(OllamaPrompt)
+        self._chats = reader.decoder(bodies.OllamaChat)
+        self._prompts = reader.decoder(bodies.OllamaPrompt)
 
     async def chat(self, request: Request) -> EventStream | WholeReply | JsonReply:
         """Raises `RequestError`; if another process refuses the request, the response raises it."""
         self._service.check_admission(trace_of(request.scope))
         asked, body = await self._reader.read(request, self._chats)
-        check_body(body)
+        bodies.check_body(body)
         if not body.messages:
             return _loaded(asked, chat_line)
-        blocks = await self._open(request, body, chat_of(body, self._conversations))
+        blocks = await self._open(request, body, bodies.chat_of(body, self._conversations))
         return self._answer(request, asked, blocks, chat_line)
 
     async def generate(self, request: Request) -> EventStream | WholeReply | JsonReply:
         """Same as `chat`, for one prompt."""
         self._service.check_admission(trace_of(request.scope))
         asked, body = await self._reader.read(request, self._prompts)
-        check_body(body)
+        bodies.check_body(body)
         if not body.prompt and not body.suffix and not body.images:
             return _loaded(asked, prompt_line)
         blocks = (
             await self._open_raw(request, body, body.prompt or "")
             if body.raw or body.suffix
-            else await self._open(request, body, prompt_of(body, self._conversations))
+            else await self._open(request, body, bodies.prompt_of(body, self._conversations))
         )
         return self._answer(request, asked, blocks, prompt_line)
 
     async def _open(
-        self, request: Request, body: OllamaChat | OllamaPrompt, conversation: Conversation
+        self, request: Request, body: bodies.OllamaChat | bodies.OllamaPrompt, conversation: Conversation
     ) -> AnswerBlocks:
         trace, is_streamed = trace_of(request.scope), body.stream is not False
         return (await self._conversations.open(conversation, trace, is_streamed=is_streamed, timeout_s=None))[0]
 
-    async def _open_raw(self, request: Request, body: OllamaPrompt, prompt: str) -> AnswerBlocks:
+    async def _open_raw(self, request: Request, body: bodies.OllamaPrompt, prompt: str) -> AnswerBlocks:
         """Opens the answer to a prompt that no chat template changes."""
         trace, images = trace_of(request.scope), listed_images(body.images)
         if body.suffix:
             refuse_images(images)
-        params = read_params(body, self._conversations)
+        params = bodies.read_params(body, self._conversations)
         infill = Infill(body.suffix, "suffix") if body.suffix else None
-        truncation = None if infill else truncation_of(body, params, self._conversations)
+        truncation = None if infill else bodies.truncation_of(body, params, self._conversations)
         taken = await take_images(self._service, images, trace)
         requested = PromptRequest(prompt, params, infill=infill, truncation=truncation, images=taken)
         is_streamed = body.stream is not False
@@ -122,7 +111,7 @@ class AnswerApi:
         return AnswerBlocks(generation, None)
 
     def _answer(
-        self, request: Request, asked: OllamaChat | OllamaPrompt, blocks: AnswerBlocks, render: Render
+        self, request: Request, asked: bodies.OllamaChat | bodies.OllamaPrompt, blocks: AnswerBlocks, render: Render
     ) -> EventStream | WholeReply:
         answer = Answer(asked.model, blocks, render, load_ns(request))
         if asked.stream is False:
@@ -136,7 +125,7 @@ def load_ns(request: Request) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _loaded(body: ModelBody, render: Render) -> JsonReply:
+def _loaded(body: bodies.ModelBody, render: Render) -> JsonReply:
     """Returns the reply to a body without a prompt, by which clients load a model or unload it."""
-    reason: DoneReason = "unload" if unloads(body.keep_alive) else "load"
+    reason: DoneReason = "unload" if bodies.unloads(body.keep_alive) else "load"
     return JsonReply(render(Piece(), {"model": body.model, "created_at": now(), "done": True, "done_reason": reason}))

@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from extras.remote.join_keys import check_address
 from extras.remote.scaling_rule import ScalingLimits
+from messages.config.flag import Flag
 from messages.config.server import Config, ExtraConfig
 from messages.engine_names import SCHEDULER
 from messages.errors import UsageError
@@ -23,45 +24,45 @@ class RemoteConfig(ExtraConfig, frozen=True, kw_only=True):
 
     remote_engines: Annotated[
         tuple[str, ...],
-        Meta(
-            description="addresses on which engines of other machines join (`launch.py join`), one engine "
-            "each, in addition to --data-parallel",
-            extra={"metavar": "tcp://HOST:PORT"},
+        Flag(
+            "addresses on which engines of other machines join (`launch.py join`), one engine each, in addition to "
+            "--data-parallel",
+            metavar="tcp://HOST:PORT",
         ),
     ] = ()
     remote_stages: Annotated[
         tuple[str, ...],
-        Meta(
-            description="addresses on which the first stages of --pipeline-parallel join from other machines "
-            "(`launch.py join`), one stage each; with several engines, those of the first engine come first",
-            extra={"metavar": "tcp://HOST:PORT"},
+        Flag(
+            "addresses on which the first stages of --pipeline-parallel join from other machines (`launch.py join`), "
+            "one stage each; with several engines, those of the first engine come first",
+            metavar="tcp://HOST:PORT",
         ),
     ] = ()
     ray: Annotated[
         str,
-        Meta(
-            description="place the --data-parallel engines on the nodes of the Ray cluster at ADDRESS "
-            "(without ADDRESS: the cluster on this machine), with --pipeline-parallel all stages except the last; "
-            "requires .venv/bin/pip install -e '.[ray]'",
-            extra={"metavar": "ADDRESS", "const": "auto"},
+        Flag(
+            "place the --data-parallel engines on the nodes of the Ray cluster at ADDRESS (without ADDRESS: the "
+            "cluster on this machine), with --pipeline-parallel all stages except the last; requires .venv/bin/pip "
+            "install -e '.[ray]'",
+            metavar="ADDRESS",
+            const="auto",
         ),
     ] = ""
     max_engines: Annotated[
         int,
-        Meta(
-            ge=0,
-            le=32,
-            description="autoscaling: maximum number of engines; starts and stops engines with the load (also "
-            "with --ray); 0: fixed number",
+        Meta(ge=0, le=32),
+        Flag(
+            "autoscaling: maximum number of engines; starts and stops engines with the load (also with --ray); 0: "
+            "fixed number"
         ),
     ] = 0
     scaling: Annotated[
         tuple[str, ...],
-        Meta(
-            description="with --max-engines: min, the minimum number of engines; add an engine when more than "
-            "up_tokens prompt tokens per engine wait for up_s seconds; remove one after down_s seconds without a "
-            "waiting prompt, if the others have room",
-            extra={"metavar": "NAME=NUMBER"},
+        Flag(
+            "with --max-engines: min, the minimum number of engines; add an engine when more than up_tokens prompt "
+            "tokens per engine wait for up_s seconds; remove one after down_s seconds without a waiting prompt, if "
+            "the others have room",
+            metavar="NAME=NUMBER",
         ),
     ] = ()
 

@@ -14,15 +14,7 @@ from pathlib import Path
 from queue import Empty, Full, Queue, SimpleQueue
 from typing import NamedTuple
 
-from extras.remote.file_messages import (
-    FILE_PART_BYTES,
-    Directory,
-    FileList,
-    ListFiles,
-    ModelPart,
-    RemoteFile,
-    SendPart,
-)
+from extras.remote.file_messages import FILE_PART_BYTES, Directory, FileList, ListFiles, ModelPart, RemoteFile, SendPart
 from extras.remote.messages import TurnedAway
 from messages.config.server import Config
 from messages.errors import BootError

@@ -17,15 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from extras.remote.file_messages import (
-    MAX_OPEN_QUESTIONS,
-    Directory,
-    FileList,
-    ListFiles,
-    ModelPart,
-    RemoteFile,
-    SendPart,
-)
+from extras.remote import file_messages
 from extras.remote.session import Session
 from messages.errors import BootError
 from runtime.own_directory import own_directory
@@ -48,13 +40,13 @@ class ModelFetch:
     def __init__(self, session: Session, console: Console):
         self._session, self._console = session, console
 
-    def __call__(self, directory: Directory, local: Path | None) -> Path:
+    def __call__(self, directory: file_messages.Directory, local: Path | None) -> Path:
         """Returns a directory with all files; those that are the same in `local` are links there.
 
         Raises `BootError` for a disk that is too small or cannot be written.
         """
-        self._session.send(ListFiles(directory))
-        files = self._session.receive(FileList).files
+        self._session.send(file_messages.ListFiles(directory))
+        files = self._session.receive(file_messages.FileList).files
         for file in files:
             if not file.name or Path(file.name).name != file.name:
                 raise BootError(f"the head has listed a file of the name {file.name!r}")
@@ -89,7 +81,7 @@ class ModelFetch:
                     break
             yield
 
-    def _check_room(self, folder: Path, lacking: Sequence[RemoteFile]) -> None:
+    def _check_room(self, folder: Path, lacking: Sequence[file_messages.RemoteFile]) -> None:
         """Raises `BootError` if the disk has too little room; shows what will be fetched."""
         num_bytes = sum(file.part_bytes(begin) for file in lacking for begin in file.part_begins())
         written = [folder / f"{file.name}.part" for file in lacking]
@@ -112,10 +104,10 @@ class ModelFetch:
             due, asked = deque(file.part_begins()), deque[int]()
             num_bytes, num_here, num_new, begin_s = sum(map(file.part_bytes, due)), 0, 0, time.monotonic()
             while due or asked:
-                while due and len(asked) < MAX_OPEN_QUESTIONS:
+                while due and len(asked) < file_messages.MAX_OPEN_QUESTIONS:
                     asked.append(due.popleft())
                     self._session.send(transfer.question(descriptor, asked[-1], num_written))
-                part, begin = self._session.receive(ModelPart), asked.popleft()
+                part, begin = self._session.receive(file_messages.ModelPart), asked.popleft()
                 size = file.part_bytes(begin)
                 if (part.name, part.begin) != (file.name, begin) or len(part.data or bytes(size)) != size:
                     raise BootError(f"the head has sent another part than byte {begin} of {file.name}")
@@ -139,18 +131,18 @@ class ModelFetch:
 class Transfer(NamedTuple):
     """A file that is fetched."""
 
-    directory: Directory
-    file: RemoteFile
+    directory: file_messages.Directory
+    file: file_messages.RemoteFile
     part_file: Path
 
-    def question(self, descriptor: int, begin: int, num_written: int) -> SendPart:
+    def question(self, descriptor: int, begin: int, num_written: int) -> file_messages.SendPart:
         """Asks for a part, with the digest of what an earlier try has written there, if it has."""
         end = begin + self.file.part_bytes(begin)
         digest = hashlib.sha256(os.pread(descriptor, end - begin, begin)).digest() if end <= num_written else b""
-        return SendPart(self.directory, self.file.name, begin, digest)
+        return file_messages.SendPart(self.directory, self.file.name, begin, digest)
 
 
-def _is_there(path: Path, file: RemoteFile, local: Path | None) -> bool:
+def _is_there(path: Path, file: file_messages.RemoteFile, local: Path | None) -> bool:
     """True if the file is complete at `path`, possibly since it is now a link to the same file in `local`."""
     for candidate in (path, local and local / file.name):
         if candidate is not None and candidate.is_file() and identify_file(candidate).digest == file.digest:

@@ -2,8 +2,7 @@
 
 from typing import Annotated, ClassVar
 
-from msgspec import Meta
-
+from messages.config.flag import Flag
 from messages.config.server import Config, ExtraConfig
 from messages.errors import UsageError
 
@@ -15,9 +14,9 @@ class TracingConfig(ExtraConfig, frozen=True, kw_only=True):
 
     otlp_endpoint: Annotated[
         str,
-        Meta(
-            description="OpenTelemetry collector that receives a trace of each request (OTLP over HTTP), such "
-            "as http://localhost:4318; requires .venv/bin/pip install -e '.[otlp]'"
+        Flag(
+            "OpenTelemetry collector that receives a trace of each request (OTLP over HTTP), such as "
+            "http://localhost:4318; requires .venv/bin/pip install -e '.[otlp]'"
         ),
     ] = ""
 

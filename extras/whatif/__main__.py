@@ -7,14 +7,15 @@
 
 RECORDING is a directory of --record, with requests and the times of steps; TRACE a Mooncake .jsonl or an Azure 2023
 .csv. Every combination of the settings runs through the real scheduler on a simulated clock, on which a step takes what
-measured steps of its size took. Not simulated: speculation, grammars, and clients that wait for a reply before they
-send more.
+measured steps of its size took. Not simulated: the drafts of a draft model, drafts in traces, grammars, and clients
+that wait for a reply before they send more.
 """
 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -51,39 +52,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def make_parser() -> argparse.ArgumentParser:
     parser = program_parser("whatif", __doc__)
     add = parser.add_argument
+    count, number = partial(add, type=_count, metavar="N"), partial(add, type=_positive, metavar="X")
     add("source", type=Path, metavar="RECORDING|TRACE", help="recording or trace with the requests")
     add("--steps", type=Path, metavar="FILE", help="measured step times (default: from the recording, or steps.json)")
     for name in ("max-num-seqs", "num-pages", "max-num-batched-tokens"):
         add(f"--{name}", type=_counts, metavar="N,N,…", help="values to try (default: the calibrated value)")
-    add(
-        "--prefix-caching",
-        dest="enable_prefix_caching",
-        type=_switches,
-        metavar="on,off",
-        help="settings to try (default: the calibrated setting)",
-    )
-    add(
-        "--ttft-slo",
-        type=_positive,
-        metavar="X",
-        help="find the request rate at which p99 TTFT stays below this many seconds",
-    )
-    add(
-        "--num-requests",
-        type=_count,
-        default=1000,
-        metavar="N",
-        help="number of requests to simulate (default: %(default)s)",
-    )
-    add("--skip-requests", type=_count, default=0, metavar="N", help="number of warm-up requests to skip (default: 0)")
-    add("--trace-speed", type=_positive, default=1.0, metavar="X", help="speed-up of the arrival times (default: 1)")
-    add(
-        "--trace-scale",
-        type=_positive,
-        metavar="X",
-        help="tokens per token of the trace (default: 95 %% of requests fit)",
-    )
-    add("--pipeline-ms", type=_positive, metavar="X", help="time that HTTP, tokenizer and detokenizer add to TTFT")
+    text = "settings to try (default: the calibrated setting)"
+    add("--prefix-caching", dest="enable_prefix_caching", type=_switches, metavar="on,off", help=text)
+    number("--ttft-slo", help="find the request rate at which p99 TTFT stays below this many seconds")
+    count("--num-requests", default=1000, help="number of requests to simulate (default: %(default)s)")
+    count("--skip-requests", default=0, help="number of warm-up requests to skip (default: 0)")
+    number("--trace-speed", default=1.0, help="speed-up of the arrival times (default: 1)")
+    number("--trace-scale", help="tokens per token of the trace (default: 95 %% of requests fit)")
+    number("--pipeline-ms", help="time that HTTP, tokenizer and detokenizer add to TTFT")
     add("--json", action="store_true", help="print JSON")
     return parser
 
@@ -139,7 +120,10 @@ def read_source(options: argparse.Namespace) -> tuple[Calibration, CostModel, li
         if options.skip_requests:
             raise UsageError("--skip-requests is for recordings: a trace has no steps that it could leave out")
         calibration = read_calibration(options.steps or DEFAULT_STEPS)
-        return calibration, fit(calibration.steps), *plan_trace(options, calibration.max_model_len), ""
+        arrivals, notes = plan_trace(options, calibration.max_model_len)
+        if calibration.num_speculative_tokens:
+            notes.append("draft tokens (--speculative) are not simulated: a trace has no tokens to look up")
+        return calibration, fit(calibration.steps), arrivals, notes, ""
     if options.trace_scale:
         raise UsageError("--trace-scale is for traces: a recording is of the server's own tokens")
     recording = read_recording(options.source, options.skip_requests)

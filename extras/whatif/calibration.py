@@ -29,6 +29,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     enable_prefix_caching: bool = True
+    num_speculative_tokens: int = 0
+    """The maximum of draft tokens that a row gets by lookup; 0 if the server has no lookup."""
     pipeline_s: float = 0.0
     jitter_s: tuple[float, ...] = (0.0,)
     steps: list[MeasuredStep]
@@ -36,12 +38,14 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, config: Config, **measured: Any) -> Self:
         """Returns what was `measured` with the settings of the server that it was measured on."""
+        scheduling = config.scheduling
         return cls(
             model=", ".join(config.facts.served_names),
             max_model_len=config.facts.max_model_len,
             block_size=config.cache.block_size,
-            max_num_seqs=config.scheduling.max_num_seqs,
+            max_num_seqs=scheduling.max_num_seqs,
             enable_prefix_caching=config.cache.enable_prefix_caching,
+            num_speculative_tokens=scheduling.num_speculative_tokens * (scheduling.speculative in ("auto", "ngram")),
             **measured,
         )
 

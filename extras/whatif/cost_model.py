@@ -34,6 +34,7 @@ class StepSize(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The quantities that determine a step's time. Keys are those that all rows, or tokens, together attend to."""
 
     decode_rows: int
+    """Draft tokens included."""
     decode_keys: int
     prefill_chunks: int = 0
     prefill_tokens: int = 0
@@ -52,14 +53,14 @@ class MeasuredStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def size_of_step(batch: Batch) -> StepSize:
-    """Returns the size of a planned step; a row with draft tokens counts as a prefill chunk."""
-    num_decode = batch.num_decode_rows
-    contexts = np.frombuffer(batch.context_lens, INT32)
-    decode_keys = int(contexts[:num_decode].sum()) + num_decode
-    if num_decode == len(contexts):
-        return StepSize(num_decode, decode_keys)
-    lengths = np.frombuffer(batch.query_lens, INT32)[num_decode:].tolist()
-    return with_chunks(num_decode, decode_keys, list(zip(contexts[num_decode:].tolist(), lengths, strict=True)))
+    """Returns the size of a planned step; each draft token counts as a decode row that shares the keys of its row."""
+    contexts, lengths = (np.frombuffer(column, INT32) for column in (batch.context_lens, batch.query_lens))
+    is_decode = np.arange(len(contexts)) < batch.num_decode_rows
+    if batch.num_drafts:
+        is_decode |= np.frombuffer(batch.num_drafts, INT32) > 0
+    num_decode, decode_keys = int(lengths[is_decode].sum()), int((contexts[is_decode] + 1).sum())
+    chunks = zip(contexts[~is_decode].tolist(), lengths[~is_decode].tolist(), strict=True)
+    return with_chunks(num_decode, decode_keys, list(chunks))
 
 
 def with_chunks(decode_rows: int, decode_keys: int, chunks: Sequence[tuple[int, int]]) -> StepSize:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from extras.whatif.cost_model import MeasuredStep, StepSize, with_chunks
-from messages.columns import unpack_int64
+from messages.columns import runs_of, unpack_int64
 from messages.errors import UsageError
 from messages.ring.replies import DetokenizeMsg
 from messages.ring.requests import UserMsg
@@ -62,15 +62,16 @@ class StepReader:
                 "the recorded steps overlap, so frames do not show which is which: measure them with "
                 "`launch.py calibrate`, and give --steps"
             )
-        if message.num_tokens or not all(uid in self._num_tokens for uid in uids):
-            self._begun_ns = 0  # draft tokens, or requests from before the first frame
+        if not all(uid in self._num_tokens for uid in uids):
+            self._begun_ns = 0  # requests from before the first frame
         keys = sum(self._num_tokens.get(uid, 0) for uid in decoded)
-        self._record(with_chunks(len(decoded), keys, _spans(self._chunks)), message.committed_ns)
+        num_rows = len(decoded) + message.num_draft_tokens
+        self._record(with_chunks(num_rows, keys, _spans(self._chunks)), message.committed_ns)
         self._chunks = ()
         self._decoding.update(uids)
-        for uid in uids:
+        for uid, token_ids in zip(uids, runs_of(message.token_ids, message.num_tokens), strict=True):
             if uid in self._num_tokens:
-                self._num_tokens[uid] += 1
+                self._num_tokens[uid] += len(token_ids)
 
     def _record(self, size: StepSize, end_ns: int) -> None:
         if self._begun_ns:

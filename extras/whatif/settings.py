@@ -51,4 +51,10 @@ def make_config(setting: Setting, calibration: Calibration) -> Config:
         max_model_len=calibration.max_model_len,
     )
     cache = CacheConfig(block_size=calibration.block_size, enable_prefix_caching=setting.enable_prefix_caching)
-    return Config(cache=cache, scheduling=SchedulingConfig(max_num_seqs=setting.max_num_seqs), facts=facts)
+    num_drafts = calibration.num_speculative_tokens
+    scheduling = SchedulingConfig(
+        max_num_seqs=setting.max_num_seqs,
+        speculative="auto" if num_drafts else "none",
+        num_speculative_tokens=max(1, num_drafts),
+    )
+    return Config(cache=cache, scheduling=scheduling, facts=facts)

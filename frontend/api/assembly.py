@@ -1,8 +1,14 @@
-"""How the parts of the HTTP side fit together: the endpoints on their APIs, behind keys and the rules for web pages."""
+"""How the parts of the HTTP side fit together: the endpoints on their APIs, behind keys and the rules for web pages.
+
+The endpoints that report a frontend's state, and their replies as files of a snapshot.
+"""
 
 from collections.abc import Callable, Sequence
 from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 from starlette.types import ASGIApp
 
 from frontend.api import routes
@@ -11,15 +17,13 @@ from frontend.api.anthropic.endpoints import MessagesApi, messaging
 from frontend.api.generate.generate import GenerateApi
 from frontend.api.openai.chat import ChatApi
 from frontend.api.openai.completions import CompletionApi
-from frontend.api.operate.aborts import AbortApi
 from frontend.api.operate.adapters import AdapterApi, adapting
 from frontend.api.operate.cache import CacheApi
 from frontend.api.operate.health import HealthApi
-from frontend.api.operate.info import InfoApi, find_version
+from frontend.api.operate.info import InfoApi
 from frontend.api.operate.metrics import MetricsApi
-from frontend.api.operate.requests import RequestsApi
+from frontend.api.operate.requests import AbortApi, RequestsApi
 from frontend.api.operate.tokens import TokensApi
-from frontend.api.operate.watching import Watching
 from frontend.api.responses.endpoints import ResponsesApi
 from frontend.api.responses.routes import responding
 from frontend.extras import FrontendContext, FrontendPart
@@ -33,13 +37,36 @@ from frontend.metrics.process_collector import ProcessCollector
 from frontend.metrics.request_collector import RequestCollector
 from frontend.recovery.continuation import Continuations
 from frontend.service import Service
+from messages import VERSION
+from messages.control.admin import Acknowledged, ProcessResult, WriteState
+
+
+class Watching(NamedTuple):
+    """The endpoints that report the server's state, over HTTP and in snapshots."""
+
+    health: HealthApi
+    requests: RequestsApi
+    metrics: MetricsApi
+
+    def write_files(self, command: WriteState) -> ProcessResult:
+        """Writes `health.json`, `requests.json` and `metrics`, for servers that may no longer answer over HTTP.
+
+        Requests have their whole timelines, without their texts. Raises `OSError`.
+        """
+        directory = Path(command.directory)
+        (directory / "health.json").write_bytes(msgspec.json.format(msgspec.json.encode(self.health.find_health())))
+        found = self.requests.find_open().requests
+        shown = b",\n".join(each.shown for each in found)
+        (directory / "requests.json").write_bytes(b"[" + shown + b"]\n")
+        (directory / "metrics").write_bytes(self.metrics.own_text())
+        return Acknowledged(f"{len(found)} open requests")
 
 
 def make_app(service: Service, endpoints: list[Endpoint], rules: AccessRules) -> ASGIApp:
     """Returns the application that serves `endpoints` and their description."""
     name = service.config.http.root_path.strip("/")
     root_path = f"/{name}" if name else ""
-    description = OpenApiApi(endpoints, version=find_version(), root_path=root_path, keys=rules.keys)
+    description = OpenApiApi(endpoints, version=VERSION, root_path=root_path, keys=rules.keys)
     app = App(
         description.endpoints,
         service.processes,

@@ -12,22 +12,20 @@ from frontend.api.openai.chat import ChatApi, ChatBody
 from frontend.api.openai.chat_reply import ChatChunk, ChatCompletion
 from frontend.api.openai.completion_reply import Completion
 from frontend.api.openai.completions import CompletionApi, CompletionBody
-from frontend.api.operate.aborts import AbortApi, AbortBody, AbortReply
-from frontend.api.operate.cache import (
-    MAX_ENGINES,
-    MAX_NODES,
-    CacheApi,
-    CacheTreeReply,
-    ExplainBody,
-    ExplainReply,
-    FlushBody,
-    FlushReply,
-)
+from frontend.api.operate import cache
 from frontend.api.operate.health import MAX_PROBE_TIMEOUT_S, Health, HealthApi, LoadReply, ProbeReply
 from frontend.api.operate.info import InfoApi, ModelCard, ModelList, ServerInfo, VersionReply
 from frontend.api.operate.metrics import MetricsApi
 from frontend.api.operate.request_view import RequestState
-from frontend.api.operate.requests import MAX_LIMIT, RequestReply, RequestsApi, RequestsReply
+from frontend.api.operate.requests import (
+    MAX_LIMIT,
+    AbortApi,
+    AbortBody,
+    AbortReply,
+    RequestReply,
+    RequestsApi,
+    RequestsReply,
+)
 from frontend.api.operate.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply, TokensApi
 from frontend.http.endpoint import Endpoint, Name, Parameter, limit_of
 from frontend.requests.timeline import Stage
@@ -62,11 +60,11 @@ REQUEST_QUERY = (
     limit_of(MAX_LIMIT, "Maximum number of requests to show; 100 by default."),
 )
 TREE_QUERY = (
-    limit_of(MAX_NODES, "Maximum number of nodes to show; 50 by default."),
+    limit_of(cache.MAX_NODES, "Maximum number of nodes to show; 50 by default."),
     Parameter(
         "query",
         "engine",
-        Annotated[int, Meta(ge=1, le=MAX_ENGINES)],
+        Annotated[int, Meta(ge=1, le=cache.MAX_ENGINES)],
         "The engine whose cache to show (--data-parallel); the first by default.",
     ),
 )
@@ -219,7 +217,7 @@ def tracing(requests: RequestsApi, aborts: AbortApi) -> list[Endpoint]:
     ]
 
 
-def caching(api: CacheApi) -> list[Endpoint]:
+def caching(api: cache.CacheApi) -> list[Endpoint]:
     """Returns the endpoints of the prefix cache. Only the operator sees it: it reveals tokens of other clients."""
     nodes = "The largest nodes of the prefix cache's radix tree"
     return [
@@ -227,18 +225,18 @@ def caching(api: CacheApi) -> list[Endpoint]:
             "/cache/explain",
             api.explain,
             "How much of a prompt is in the prefix cache, from which request, and why not more",
-            ExplainReply,
-            body=ExplainBody,
+            cache.ExplainReply,
+            body=cache.ExplainBody,
             examples={"text": {"prompt": PROMPT}, "chat": {"messages": MESSAGES, "cache_salt": "tenant-1"}},
         ),
-        _CACHE("/cache/tree", api.tree, nodes, CacheTreeReply, parameters=TREE_QUERY),
+        _CACHE("/cache/tree", api.tree, nodes, cache.CacheTreeReply, parameters=TREE_QUERY),
         Endpoint(
             "/flush_cache",
             api.flush,
             "Empty the prefix cache",
-            FlushReply,
+            cache.FlushReply,
             access="overall",
-            body=FlushBody,
+            body=cache.FlushBody,
             errors=(409,),
             examples={"when idle": {}, "now": {"force": True}},
         ),

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
@@ -18,25 +19,19 @@ class Reply(NamedTuple):
     body: bytes
 
 
+@dataclass(eq=False)
 class InProcessCall:
     """A POST of the JSON `body` to `endpoint` in the name of `client`.
 
     `on_response` is called at the end of its response, as for any other.
     """
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        body: bytes,
-        on_response: Callable[[RequestTrace], None],
-        client: Client = INTERNAL,
-    ):
-        self._client = client
-        self._endpoint = endpoint
-        self._body = body
-        self._on_response = on_response
-        self.trace: RequestTrace | None = None
-        """The trace of the latest `run`."""
+    _endpoint: Endpoint
+    _body: bytes
+    _on_response: Callable[[RequestTrace], None]
+    _client: Client = INTERNAL
+    trace: RequestTrace | None = field(default=None, init=False)
+    """The trace of the latest `run`."""
 
     @property
     def num_open(self) -> int:

@@ -8,18 +8,10 @@ from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.responses import FileResponse
+from starlette.responses import FileResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from frontend.errors import (
-    ENDING_CODES,
-    OPENAI_ERRORS,
-    RETRY_S,
-    ErrorForm,
-    RetryError,
-    internal_error,
-    routing_error,
-)
+from frontend import errors
 from frontend.requests.trace import trace_of
 from messages.errors import RequestError
 
@@ -58,6 +50,16 @@ class JsonReply:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+class PlainReply(Response):
+    """An ASGI response with a document that is not JSON."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        trace = trace_of(scope)
+        trace.status = self.status_code
+        self.raw_headers += trace.reply_headers
+        await super().__call__(scope, receive, send)
+
+
 class FileReply(FileResponse):
     """An ASGI response: a file, or the part of it that a Range asks for."""
 
@@ -78,7 +80,7 @@ class FileReply(FileResponse):
             raise HTTPException(404) from None  # deleted meanwhile
 
 
-def error_reply(error: Exception, method: str, path: str, form: ErrorForm = OPENAI_ERRORS) -> JsonReply:
+def error_reply(error: Exception, method: str, path: str, form: errors.ErrorForm = errors.OPENAI_ERRORS) -> JsonReply:
     """Returns the response for `error`. Internal errors are logged with the reference that the client gets."""
     match error:
         case RequestError(info=info):
@@ -86,9 +88,9 @@ def error_reply(error: Exception, method: str, path: str, form: ErrorForm = OPEN
         case HTTPException():
             allow = (error.headers or {}).get("Allow", "")
             headers = ((b"allow", allow.encode()),) if allow else ()
-            return JsonReply(form.make(routing_error(error, method, path)), error.status_code, headers)
+            return JsonReply(form.make(errors.routing_error(error, method, path)), error.status_code, headers)
         case _:
-            return JsonReply(form.make(internal_error(log_internal(error))), 500)
+            return JsonReply(form.make(errors.internal_error(log_internal(error))), 500)
 
 
 def log_internal(error: Exception) -> str:
@@ -100,13 +102,13 @@ def log_internal(error: Exception) -> str:
 
 def _headers_of(error: RequestError) -> Headers:
     retry: Headers = ()
-    if isinstance(error, RetryError):
+    if isinstance(error, errors.RetryError):
         retry = ((b"retry-after", str(error.retry_after_s).encode()), *error.headers)
     elif error.info.status == 503:
-        retry = ((b"retry-after", str(RETRY_S).encode()),)
+        retry = ((b"retry-after", str(errors.RETRY_S).encode()),)
     if error.info.status == 401:
         return ((b"www-authenticate", b"Bearer"),)
-    closes = error.info.status in (408, 413, 507) or error.info.code in ENDING_CODES
+    closes = error.info.status in (408, 413, 507) or error.info.code in errors.ENDING_CODES
     return (*retry, (b"connection", b"close")) if closes else retry
 
 

@@ -295,15 +295,10 @@ def _find_trouble(status: ProcessStatus, now_ns: int) -> str:
 
 def _health(status: ProcessStatus, now_ns: int) -> ProcessHealth:
     is_starting = status.state == "starting"
-    return ProcessHealth(
-        state=status.state,
-        pid=status.pid,
-        incarnation=status.incarnation,
-        beat_age_s=age_s(status.beat_ns, now_ns),
-        gauges=status.gauges,
-        num_restarts=status.num_restarts,
-        busy_s=age_s(status.busy_since_ns, now_ns),
-        phase=status.phase if is_starting and status.phase else None,
-        fraction=status.fraction if is_starting else None,
-        degraded=status.degraded,
-    )
+    shown = {
+        "beat_age_s": age_s(status.beat_ns, now_ns),
+        "busy_s": age_s(status.busy_since_ns, now_ns),
+        "phase": (is_starting and status.phase) or None,
+        "fraction": status.fraction if is_starting else None,
+    }
+    return msgspec.convert(msgspec.structs.asdict(status) | shown, ProcessHealth)

@@ -17,6 +17,7 @@ class AttentionOptions:
     per head that only adds to the denominator of its softmax (StreamingLLM, arXiv:2309.17453, section 3.3).
     `biases`, float32 [H, X], only in both directions: added to scaled scores, to that of a key x - reach tokens
     behind the query or, at both ends, further away. `sees_spans`: tokens attend up to `PrefillRows.last_keys`.
+    `next_weight`: what the next product reads, which a GPU may prefetch meanwhile.
     """
 
     scale: float
@@ -25,3 +26,4 @@ class AttentionOptions:
     sinks: Tensor | None = None
     biases: Tensor | None = None
     sees_spans: bool = False
+    next_weight: Tensor | None = None

@@ -118,8 +118,8 @@ DECLARATIONS = {
         element *out;            /* [num_tokens, num_heads, size] */
         int64_t num_tokens, num_heads, size;
     """,
-    "packed_linear fp8_linear": """
-        const element *x;        /* [num_rows, inputs] */
+    "packed_linear rounded_linear fp8_linear": """
+        const element *x;        /* [num_rows, inputs]; for rounded_linear x, bias and out are float32 */
         const void *weight;
         const element *bias;     /* [outputs]; null for none */
         element *out;            /* [num_rows, outputs] */

@@ -332,5 +332,6 @@ LAUNCHERS: dict[str, Callable[..., Any]] = {
 }
 LAUNCHERS |= ATTENTION_LAUNCHERS | LATENT_LAUNCHERS | STATE_LAUNCHERS
 LAUNCHERS |= dict.fromkeys(("greedy", "sample", "draw"), choose_tokens)
+LAUNCHERS["rounded_linear"] = packed_linear
 LAUNCHERS |= dict.fromkeys(("silu_mul", "swiglu_oai"), gate_mul)
 """By operation."""

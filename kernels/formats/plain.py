@@ -37,6 +37,15 @@ class PlainWeight(SimpleWeight):
     def numbers(self) -> tuple[int, ...]:
         return ()
 
+    @property
+    def matrix(self) -> Tensor | None:
+        return None if self._is_for_onednn else self.stored
+
+    @property
+    def _is_for_onednn(self) -> bool:
+        weight = self.stored
+        return is_on_cpu(weight.device) and weight.dtype == torch.bfloat16 and onednn_has_bfloat16()
+
     def set_rows(self, first_row: int, rows: Rows) -> None:
         assert isinstance(rows, Tensor)
         target = self.stored[first_row : first_row + len(rows)]
@@ -45,7 +54,7 @@ class PlainWeight(SimpleWeight):
     def linear(self, bias_O: Tensor | None, activation: GeluKind | None) -> Linear:
         """bfloat16 weights on a CPU are laid out for oneDNN here, once, and not in each call of `functional.linear`."""
         weight_OI = self.stored
-        if is_on_cpu(weight_OI.device) and weight_OI.dtype == torch.bfloat16 and onednn_has_bfloat16():
+        if self._is_for_onednn:
             return on_onednn(weight_OI, bias_O, activation)
         if activation is None:
             return lambda x_TI, _=None: plain_linear(x_TI, weight_OI, bias_O)

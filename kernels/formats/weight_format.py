@@ -54,6 +54,11 @@ class Weight(Protocol):
         """The arguments of `WeightFormat.restore` in addition to the stored tensor."""
         ...
 
+    @property
+    def matrix(self) -> Tensor | None:
+        """[O, I], if the device's kernels read it so as it is stored; else `None`."""
+        ...
+
     def set_rows(self, first_row: int, rows: Rows) -> None:
         """Sets the rows from `first_row` on; `rows` may have another dtype, and may be a transposed tensor."""
         ...
@@ -89,6 +94,10 @@ class Weight(Protocol):
 
 class SimpleWeight:
     """The base of weights: ready once their rows are set, and ranks sum what `linear` returns."""
+
+    @property
+    def matrix(self) -> Tensor | None:
+        return None
 
     def finish(self: Weight, largest_O: Tensor | None = None) -> Weight:
         assert largest_O is None

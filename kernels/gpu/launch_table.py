@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from kernels.arguments.few_rows import FEW_ROWS
 from kernels.plans.decode_work import BLOCK_KEYS
 
 Launch = Mapping[str, int]
@@ -233,6 +234,15 @@ def _planes_linear(itemsize: int) -> Launch:
     return {"BLOCK_O": 64, "BLOCK_T": block_tokens, "num_warps": 4, "num_stages": num_stages}
 
 
+def _few_rows_linear(head_dim: int, itemsize: int) -> Launch:
+    """The tile of few rows of `_expert_plain_linear`, or a head: three programs have 64 KB each on their way. Products
+    of a warp group take 8 tokens at least."""
+    block = head_dim or 64
+    block_inputs, num_stages = (32, 3) if itemsize == 4 else (128 if block <= 64 else 64, 4 if block <= 128 else 2)
+    tile = {"BLOCK_O": block, "BLOCK_T": FEW_ROWS, "BLOCK_I": block_inputs}
+    return {**tile, "num_warps": 4, "num_stages": num_stages}
+
+
 def _choose_experts(num_experts: int, num_chosen: int) -> Launch:
     """A token is chosen for by a warp or two: reductions across more take longer."""
     block = power_of_2(num_experts)
@@ -312,6 +322,8 @@ RULES: dict[str, Callable[..., Launch]] = {
     "draw_filtered_row": _candidates_of_row,
     "expert_plain_linear": _expert_plain_linear,
     "expert_planes_linear": _expert_planes_linear,
+    "few_rows_linear": _few_rows_linear,
+    "few_rows_parts": lambda head_dim, itemsize: {"programs": MANY_PROGRAMS},
     "filter_min_p": _lanes,
     "filter_top": _lanes,
     "gather_rows": _blocks(1024),

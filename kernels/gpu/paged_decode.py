@@ -13,9 +13,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
+from kernels.gpu.cache_lines import count_lines, prefetch_part
+from kernels.gpu.fusions import dependent_launch, is_fused
 from kernels.gpu.key_blocks import LOG2_E, cap_log2_of, cap_scores, fold, load_block, scales_of, score, widen_query
 from kernels.gpu.launch_table import find_launch
 from kernels.gpu.occupancy import count_side_by_side, processor_of
@@ -56,6 +59,7 @@ def paged_decode(
     layout, scratch = work.layout, work.scratch
     assert isinstance(layout, DecodeLayout)
     sinks = scratch.lses if options.sinks is None else options.sinks  # not read without sinks
+    next_weight = prefetched(options)
     num_heads, head_dim = query_RHD.shape[1:]
     assert (layout.num_heads, layout.num_kv_heads) == (num_heads, cache.num_heads)
     assert query_RHD.stride()[1:] == (head_dim, 1)
@@ -76,6 +80,7 @@ def paged_decode(
         scratch.counters,
         out_RHD,
         sinks,
+        sinks if next_weight is None else next_weight,
         options.scale * LOG2_E,
         cap_log2_of(options),
         query_RHD.stride(0),
@@ -87,6 +92,7 @@ def paged_decode(
         **find_launch(
             "paged_decode", *launch_shape_of(layout.queries_a_head, head_dim, query_RHD.dtype, cache.keys.dtype)
         ),
+        **dependent_launch(),
     )
     if layout.merges_in_kernel:
         return
@@ -111,7 +117,14 @@ def constants_of(layout: DecodeLayout, options: AttentionOptions = PLAIN) -> dic
         "MERGES": layout.merges_in_kernel,
         "HAS_CAP": options.softcap is not None,
         "HAS_SINKS": options.sinks is not None,
+        "NEXT_LINES": 0 if (next_weight := prefetched(options)) is None else count_lines(next_weight),
+        "IS_DEPENDENT": is_fused("dependent"),
     }
+
+
+def prefetched(options: AttentionOptions) -> Tensor | None:
+    """Returns what programs without an item prefetch, if they do."""
+    return options.next_weight if is_fused("prefetch") else None
 
 
 def programs_a_processor(shape: DecodeShape, properties: Any) -> int:
@@ -129,7 +142,7 @@ def programs_a_processor(shape: DecodeShape, properties: Any) -> int:
         1, shape.num_heads, shape.num_kv_heads, shape.num_kv_heads, False, merges_in_kernel=bool(cut["merges"])
     )
     compiled = attend.warmup(
-        *(floats, cached, cached, scales, scales, indices, indices, sums, sums, indices, floats, sums),
+        *(floats, cached, cached, scales, scales, indices, indices, sums, sums, indices, floats, sums, sums),
         1.0,
         1.0,
         (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim,
@@ -172,6 +185,7 @@ def attend(
     counters,
     out,
     sinks,
+    next_weight,
     scale_log2,
     cap_log2,
     query_stride,
@@ -187,10 +201,19 @@ def attend(
     MERGES: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    NEXT_LINES: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
+    if IS_DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()  # for the query, and for the K and V of its tokens
     item = tl.program_id(0) // NUM_KV_HEADS
     kv_head = tl.program_id(0) % NUM_KV_HEADS
-    if item >= tl.load(plan):
+    num_items = tl.load(plan)
+    if item >= num_items:
+        if NEXT_LINES > 0:
+            busy = num_items * NUM_KV_HEADS
+            prefetch_part(next_weight, tl.program_id(0) - busy, tl.num_programs(0) - busy, NEXT_LINES)
         return
     words = plan + _HEADER + item * _ITEM
     first_key = tl.load(words)

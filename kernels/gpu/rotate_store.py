@@ -120,17 +120,15 @@ def rotate_store_kernel(
                 weight_ptr = key_weight_ptr
                 if is_query:
                     weight_ptr = query_weight_ptr
-                half_1, half_2 = _norm(half_1, half_2, weight_ptr, eps, HEAD_DIM, X, HALF)
+                half_1, half_2 = norm_halves(half_1, half_2, weight_ptr, eps, HEAD_DIM, X, HALF)
             if HAS_ROPE:
                 row = tl.load(positions_ptr + token).to(tl.int64) + tl.where(is_query, QUERY_ROW, 0)
                 angle = row * X + column
                 cos = tl.load(cos_ptr + angle, mask=column < X, other=1.0)[None, :]
                 sin = tl.load(sin_ptr + angle, mask=column < X, other=0.0)[None, :]
-                wide_1, wide_2 = half_1.to(tl.float32), half_2.to(tl.float32)
-                half_1 = (wide_1 * cos - wide_2 * sin).to(half_1.dtype)
-                half_2 = (wide_2 * cos + wide_1 * sin).to(half_2.dtype)
+                half_1, half_2 = rotate(half_1, half_2, cos, sin)
         elif HAS_VALUE_NORM:
-            half_1, half_2 = _norm(half_1, half_2, value_weight_ptr, eps, HEAD_DIM, X, HALF)
+            half_1, half_2 = norm_halves(half_1, half_2, value_weight_ptr, eps, HEAD_DIM, X, HALF)
         if is_query | IN_PLACE:
             if HAS_NORM or HAS_ROPE:
                 tl.store(source_ptr + offsets, half_1, mask=mask_1)
@@ -144,7 +142,7 @@ def rotate_store_kernel(
                 scales_ptr = value_scales
                 if has_angle:
                     scales_ptr = key_scales
-                stored_1, stored_2, scale = _quantize(half_1, half_2, MAX_CODE)
+                stored_1, stored_2, scale = quantize_halves(half_1, half_2, MAX_CODE)
                 tl.store(scales_ptr + slot * NUM_KV_HEADS + head, scale, mask=head < num_heads)
             target_ptr += slot * (NUM_KV_HEADS * HEAD_DIM)
             tl.store(target_ptr + offsets, stored_1.to(keys.dtype.element_ty), mask=mask_1)
@@ -152,7 +150,13 @@ def rotate_store_kernel(
 
 
 @triton.jit
-def _quantize(half_1, half_2, MAX_CODE: tl.constexpr):
+def rotate(half_1, half_2, cos, sin):
+    wide_1, wide_2 = half_1.to(tl.float32), half_2.to(tl.float32)
+    return (wide_1 * cos - wide_2 * sin).to(half_1.dtype), (wide_2 * cos + wide_1 * sin).to(half_2.dtype)
+
+
+@triton.jit
+def quantize_halves(half_1, half_2, MAX_CODE: tl.constexpr):
     """Returns what is to become codes, and the heads' scales: `kernels/operations/quantized_kv.py`."""
     wide_1, wide_2 = half_1.to(tl.float32), half_2.to(tl.float32)
     # As bits NaN is more than any number, where a maximum of floats may lose it.
@@ -165,7 +169,7 @@ def _quantize(half_1, half_2, MAX_CODE: tl.constexpr):
 
 
 @triton.jit
-def _norm(half_1, half_2, weight_ptr, eps, HEAD_DIM: tl.constexpr, X: tl.constexpr, HALF: tl.constexpr):
+def norm_halves(half_1, half_2, weight_ptr, eps, HEAD_DIM: tl.constexpr, X: tl.constexpr, HALF: tl.constexpr):
     column = tl.arange(0, HALF)
     wide_1, wide_2 = half_1.to(tl.float32), half_2.to(tl.float32)
     scale = tl.rsqrt((tl.sum(wide_1 * wide_1, 1) + tl.sum(wide_2 * wide_2, 1)) / HEAD_DIM + eps)[:, None]

@@ -28,6 +28,11 @@ def multiply(gate_up_TF2: Tensor, kind: str, alpha: float = 0.0, limit: float = 
 
 
 @triton.jit
+def activate(gate, KIND: tl.constexpr):
+    return gate / (1.0 + tl.exp(-gate)) if KIND == "silu" else gelu_of(gate, KIND == "tanh")
+
+
+@triton.jit
 def gate_mul_kernel(
     gate_up_ptr,
     out_ptr,
@@ -49,6 +54,5 @@ def gate_mul_kernel(
         out = (up + 1.0) * gate / (1.0 + tl.exp(-ALPHA * gate))
     else:
         # Rounded before it is multiplied, as in the models' own code.
-        activated = gate / (1.0 + tl.exp(-gate)) if KIND == "silu" else gelu_of(gate, KIND == "tanh")
-        out = activated.to(out_ptr.dtype.element_ty).to(tl.float32) * up
+        out = activate(gate, KIND).to(out_ptr.dtype.element_ty).to(tl.float32) * up
     tl.store(out_ptr + row * SIZE + columns, out.to(out_ptr.dtype.element_ty), mask=mask)

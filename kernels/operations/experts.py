@@ -61,6 +61,12 @@ def _keep_best_groups(ranks_TX: Tensor, routing: Routing) -> Tensor:
     return ranks_TGX.where(is_kept_TG[..., None], -torch.inf).flatten(1)
 
 
+def all_to_one_expert(x_TE: Tensor) -> Routes:
+    """Returns routes by which each token's row is its only output: `combine_experts` then adds a shared expert's."""
+    index_T = torch.arange(len(x_TE), dtype=torch.int32, device=x_TE.device)
+    return Routes(torch.ones(len(x_TE), 1, device=x_TE.device), index_T[:, None], index_T, index_T[-1:] + 1)
+
+
 def gather_rows(x_TE: Tensor, routes: Routes, out_RE: Tensor | None = None) -> Tensor:
     """Returns the inputs of the experts [R, E]."""
     return call("gather_rows", x_TE, gather_rows_reference, x_TE.contiguous(), routes, out_RE)

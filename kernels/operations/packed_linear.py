@@ -20,6 +20,11 @@ def has_packed_kernel(weight_OI: Tensor) -> bool:
     return find_implementation("packed_linear", weight_OI) is not None
 
 
+def has_rounding_kernel(device: torch.device) -> bool:
+    """True if weights in bfloat16 can be multiplied with inputs in float32."""
+    return find_implementation("rounded_linear", torch.empty(0, dtype=torch.bfloat16, device=device)) is not None
+
+
 def pack(weight_OI: Tensor) -> Tensor:
     """Returns a copy, [K, I / S, 32, S], in huge pages; the last block is padded with zeros."""
     num_outputs, num_inputs = weight_OI.shape
@@ -71,12 +76,14 @@ def packed_linear(
     """Returns x W^T + b [T, O], followed by the GELU that `activation` names; `packed` comes from `pack`.
 
     A token's outputs are the same bits alone and in any batch. The result may be written to `out_TO`; otherwise it is
-    a new tensor.
+    a new tensor. If x is float32 and the weight bfloat16, x is rounded for the products alone: sums, bias and outputs
+    are float32.
     """
     assert packed.shape[0] == -(-num_outputs // BLOCK)
     assert packed.shape[1] * packed.shape[3] == x_TI.shape[1]
     arguments = x_TI.contiguous(), packed, bias_O, num_outputs, activation, out_TO
-    return call("packed_linear", x_TI, packed_linear_reference, *arguments)
+    name = "packed_linear" if x_TI.dtype == packed.dtype else "rounded_linear"
+    return call(name, packed, packed_linear_reference, *arguments)
 
 
 def packed_linear_reference(
@@ -88,7 +95,8 @@ def packed_linear_reference(
     _out_TO: Tensor | None = None,
 ) -> Tensor:
     weight_OI = packed.transpose(1, 2).reshape(-1, x_TI.shape[1])[:num_outputs]
-    return torch_linear(x_TI, weight_OI, bias_O, activation)
+    x_TI = x_TI.to(packed.dtype).to(x_TI.dtype)
+    return torch_linear(x_TI, weight_OI.to(x_TI.dtype), bias_O, activation)
 
 
 def torch_linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, activation: GeluKind | None) -> Tensor:

@@ -5,6 +5,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from messages.config.flag import Flag, NonNegativeInt, PositiveFloat, PositiveInt
+
 HOST = r"([\w.-]+|\[[\da-fA-F:.]+\])(?::(\d{1,5}))?"
 """The pattern of a host in `image_urls`, and its port."""
 
@@ -14,50 +16,40 @@ class ImageConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     mmproj: Annotated[
         str,
-        Meta(
-            description="GGUF file of the vision tower of a GGUF model (default: mmproj*.gguf next to it; none: "
-            "serve text only)",
-            extra={"metavar": "FILE"},
+        Flag(
+            "GGUF file of the vision tower of a GGUF model (default: mmproj*.gguf next to it; none: serve text only)",
+            metavar="FILE",
         ),
     ] = ""
-    max_images: Annotated[int, Meta(ge=0, le=256, description="maximum number of images per request")] = 16
+    max_images: Annotated[int, Meta(ge=0, le=256), Flag("maximum number of images per request")] = 16
     max_image_mb: Annotated[
-        float,
-        Meta(
-            gt=0,
-            description="maximum size of an image file in MiB; the images of all open requests may have 16 times this",
-        ),
+        PositiveFloat,
+        Flag("maximum size of an image file in MiB; the images of all open requests may have 16 times this"),
     ] = 20.0
     max_image_pixels: Annotated[
-        int, Meta(ge=1, description="maximum number of pixels of an image, in millions", extra={"metavar": "MP"})
+        PositiveInt, Flag("maximum number of pixels of an image, in millions", metavar="MP")
     ] = 50
     image_max_tokens: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="maximum number of tokens per image, by resizing it, for models whose images vary in size; "
-            "fewer tokens are encoded faster (default: 0, the model's own limit)",
+        NonNegativeInt,
+        Flag(
+            "maximum number of tokens per image, by resizing it, for models whose images vary in size; fewer tokens "
+            "are encoded faster (default: 0, the model's own limit)"
         ),
     ] = 0
     image_urls: Annotated[
         str,
-        Meta(
-            description="hosts from which images are fetched: none (only data: URLs), public (any public address, "
-            "ports 80 and 443), or a comma-separated list of host names, each with :PORT if it has another port; a "
-            "private address must be listed as an address",
-            extra={"metavar": "HOSTS"},
+        Flag(
+            "hosts from which images are fetched: none (only data: URLs), public (any public address, ports 80 and "
+            "443), or a comma-separated list of host names, each with :PORT if it has another port; a private address "
+            "must be listed as an address",
+            metavar="HOSTS",
         ),
     ] = "none"
-    image_cache_mb: Annotated[
-        float, Meta(gt=0, description="memory per engine for the encodings of images, in MiB")
-    ] = 256.0
+    image_cache_mb: Annotated[PositiveFloat, Flag("memory per engine for the encodings of images, in MiB")] = 256.0
     encoder_workers: Annotated[
         int,
-        Meta(
-            ge=1,
-            le=16,
-            description="number of encoder processes; change it at run time with `launch.py scale encoder N`",
-        ),
+        Meta(ge=1, le=16),
+        Flag("number of encoder processes; change it at run time with `launch.py scale encoder N`"),
     ] = 1
 
 

@@ -55,6 +55,9 @@ class PoolingFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose_dtype(asked: DtypeFlag, pooling: PoolingFacts | None) -> DtypeFlag:
-    """Returns `--dtype`, but float32 in place of auto for an encoder whose weights are: users compare its vectors."""
+    """Returns `--dtype`, but float32 in place of auto for an encoder whose weights are: users compare its vectors.
+
+    Its linear layers may still round the inputs of their products (decision 0168).
+    """
     is_exact = asked == "auto" and pooling is not None and pooling.is_encoder and pooling.is_float32
     return "float32" if is_exact else asked

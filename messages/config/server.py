@@ -9,11 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import msgspec
 from msgspec import Meta
 
+from messages.config.flag import Flag, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from messages.config.http import HttpConfig
 from messages.config.images import ImageConfig, VisionFacts
 from messages.config.pooling import PoolingFacts
 from messages.config.processes import RunConfig
-from messages.config.scheduling import Positive, SchedulingConfig
+from messages.config.scheduling import SchedulingConfig
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,92 +22,72 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     model: Annotated[
         str,
-        Meta(
-            description="model to serve: a directory in Hugging Face format, a GGUF file, or a Hugging Face "
-            "Hub ID; empty: the bundled model"
+        Flag(
+            "model to serve: a directory in Hugging Face format, a GGUF file, or a Hugging Face Hub ID; empty: the "
+            "bundled model"
         ),
     ] = ""
     gguf_file: Annotated[
-        str,
-        Meta(
-            description="GGUF file to load when the directory or repository in --model has several",
-            extra={"metavar": "NAME"},
-        ),
+        str, Flag("GGUF file to load when the directory or repository in --model has several", metavar="NAME")
     ] = ""
-    served_model_name: Annotated[
-        tuple[str, ...], Meta(description="model names that the API accepts (default: --model)")
-    ] = ()
-    tokenizer: Annotated[
-        str, Meta(description="directory, GGUF file or Hub ID of the tokenizer (default: --model)")
-    ] = ""
-    revision: Annotated[str, Meta(description="branch, tag or commit of the model on the Hub (default: main)")] = "main"
+    served_model_name: Annotated[tuple[str, ...], Flag("model names that the API accepts (default: --model)")] = ()
+    tokenizer: Annotated[str, Flag("directory, GGUF file or Hub ID of the tokenizer (default: --model)")] = ""
+    revision: Annotated[str, Flag("branch, tag or commit of the model on the Hub (default: main)")] = "main"
     model_impl: Annotated[
         Literal["auto", "native", "transformers"],
-        Meta(
-            description="model implementation; native: Sluice's own kernels; transformers: the Transformers "
-            "implementation with Sluice's paged attention, slower, for decoders whose only cache is K and V; auto: "
-            "native if the architecture is supported, otherwise transformers"
+        Flag(
+            "model implementation; native: Sluice's own kernels; transformers: the Transformers implementation with "
+            "Sluice's paged attention, slower, for decoders whose only cache is K and V; auto: native if the "
+            "architecture is supported, otherwise transformers"
         ),
     ] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        Meta(
-            description="data type of weights and KV cache; auto: bfloat16 if the device computes it "
-            "natively, otherwise float32; encoders with float32 weights and GGUF block types on a CPU compute in "
-            "float32 (their KV cache is float16); on a CPU a token has the same bits in any batch, cached, drafted or "
-            "after a restart, in each of them"
+        Flag(
+            "data type of weights and KV cache; auto: bfloat16 if the device computes it natively, otherwise float32; "
+            "encoders with float32 weights and GGUF block types on a CPU compute in float32 (their KV cache is "
+            "float16); linear layers of such encoders multiply in bfloat16 if the CPU does so faster; on a CPU a token "
+            "has the same bits in any batch, cached, drafted or after a restart, in each of them"
         ),
     ] = "auto"
     quantization: Annotated[
         Literal["none", "int8", "int4"],
-        Meta(
-            description="quantize the weights of linear layers while loading (CPU only): less memory and "
+        Flag(
+            "quantize the weights of linear layers while loading (CPU, and experts of --cpu-experts): less memory and "
             "faster, with slightly different output; int8 also quantizes activations to 8 bits (W8A8)"
         ),
     ] = "none"
     weight_cache: Annotated[
-        bool,
-        Meta(description="cache quantized weights for the next start, in $XDG_CACHE_HOME/sluice or ~/.cache/sluice"),
+        bool, Flag("cache quantized weights for the next start, in $XDG_CACHE_HOME/sluice or ~/.cache/sluice")
     ] = True
     share_weights: Annotated[
         bool,
-        Meta(
-            description="share one copy of the weights between all engines, and between a process and its "
-            "replacement (CPU only)"
-        ),
+        Flag("share one copy of the weights between all engines, and between a process and its replacement (CPU only)"),
     ] = True
     device: Annotated[
         str,
-        Meta(
-            description="device to run on: auto, cpu, cuda, or a list of GPUs such as cuda:0,cuda:1, one per "
-            "rank of each engine; auto: cuda if available, otherwise cpu",
-            extra={"metavar": "NAME"},
+        Flag(
+            "device to run on: auto, cpu, cuda, or a list of GPUs such as cuda:0,cuda:1, one per rank of each engine; "
+            "auto: cuda if available, otherwise cpu",
+            metavar="NAME",
         ),
     ] = "auto"
-    max_model_len: (
-        Annotated[
-            int,
-            Positive,
-            Meta(description="context length: maximum prompt plus output tokens (default: from the model)"),
-        ]
-        | None
-    ) = None
+    max_model_len: Annotated[
+        PositiveInt | None, Flag("context length: maximum prompt plus output tokens (default: from the model)")
+    ] = None
     load_format: Annotated[
         Literal["auto", "safetensors", "pt", "gguf", "dummy"],
-        Meta(description="format of the weight files; dummy: random weights of the model's shape"),
+        Flag("format of the weight files; dummy: random weights of the model's shape"),
     ] = "auto"
     generation_config: Annotated[
         Literal["auto", "none"],
-        Meta(
-            description="source of the default sampling parameters; auto: the model's generation_config.json; "
-            "none: the API defaults"
+        Flag(
+            "source of the default sampling parameters; auto: the model's generation_config.json; none: the API "
+            "defaults"
         ),
     ] = "auto"
     chat_template: Annotated[
-        str,
-        Meta(
-            description="path of a Jinja chat template (default: the model's template, or a plain one if it has none)"
-        ),
+        str, Flag("path of a Jinja chat template (default: the model's template, or a plain one if it has none)")
     ] = ""
     # fmt: off
     tool_call_parser: Annotated[
@@ -116,48 +97,47 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "cohere_command3", "apertus", "nemotron_json", "granite", "phi4_mini_json", "functionary", "olmo3", "lfm2",
             "minicpm5", "generic",
         ],
-        Meta(
-            description="parser for tool calls; auto: selected from the model's response template or chat "
-            "template; generic: grammar-constrained calls for any model, also selected by auto if the template has "
-            "no known format"
-        ),
+        Flag("parser for tool calls; auto: selected from the model's response template or chat template; generic: "
+             "grammar-constrained calls for any model, also selected by auto if the template has no known format"),
     ] = "auto"
     reasoning_parser: Annotated[
         Literal[
             "auto", "none", "deepseek_r1", "qwen3", "mistral", "openai_gptoss", "gemma4", "cohere_command3", "seed_oss",
             "apertus", "apriel", "granite",
         ],
-        Meta(description="parser that separates reasoning from the answer; auto: selected like "
-            "--tool-call-parser"),
+        Flag("parser that separates reasoning from the answer; auto: selected like --tool-call-parser"),
     ] = "auto"
     # fmt: on
     cpu_threads: Annotated[
-        int, Meta(ge=0, description="CPU threads per engine; 0: the number of cores divided by --data-parallel")
+        NonNegativeInt, Flag("CPU threads per engine; 0: the number of cores divided by --data-parallel")
     ] = 0
-    enforce_eager: Annotated[
-        bool,
-        Meta(description="disable CUDA graphs; no effect on a CPU"),
-    ] = False
+    enforce_eager: Annotated[bool, Flag("disable CUDA graphs; no effect on a CPU")] = False
+    cpu_experts: Annotated[
+        str,
+        Meta(pattern="^(none|all|auto|[0-9]+)$"),
+        Flag(
+            "layers of a mixture of experts whose experts stay in the host's memory and are computed by its "
+            "processors (GPU only): none, all, the number of the first layers, or auto: as few as leave room on the "
+            "GPU for one request of full length",
+            metavar="none|auto|all|N",
+        ),
+    ] = "none"
     deterministic: Annotated[
         bool,
-        Meta(
-            description="compute a token to the same bits in any batch, prompt or chunk, with a cache hit, drafts or "
-            "after a restart; slower on a GPU; no effect on a CPU, which always does"
+        Flag(
+            "compute a token to the same bits in any batch, prompt or chunk, with a cache hit, drafts or after a "
+            "restart; slower on a GPU; no effect on a CPU, which always does"
         ),
     ] = False
 
     lora: Annotated[
         tuple[str, ...],
-        Meta(
-            description="LoRA adapters to load (PEFT format), with the names that clients use",
-            extra={"metavar": "NAME=DIR"},
-        ),
+        Flag("LoRA adapters to load (PEFT format), with the names that clients use", metavar="NAME=DIR"),
     ] = ()
     max_loras: Annotated[
-        int,
-        Meta(ge=0, le=256, description="maximum number of LoRA adapters in one step; 0: the number of --lora adapters"),
+        int, Meta(ge=0, le=256), Flag("maximum number of LoRA adapters in one step; 0: the number of --lora adapters")
     ] = 0
-    max_lora_rank: Annotated[int, Meta(ge=1, le=256, description="maximum rank of a LoRA adapter")] = 64
+    max_lora_rank: Annotated[int, Meta(ge=1, le=256), Flag("maximum rank of a LoRA adapter")] = 64
 
     @property
     def num_lora_slots(self) -> int:
@@ -178,67 +158,58 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     """KV cache"""
 
-    block_size: Annotated[Literal[1, 2, 4, 8, 16, 32, 64, 128], Meta(description="tokens per page of the KV cache")] = (
-        16
-    )
+    block_size: Annotated[Literal[1, 2, 4, 8, 16, 32, 64, 128], Flag("tokens per page of the KV cache")] = 16
     kv_cache_dtype: Annotated[
         Literal["auto", "fp8", "int8"],
-        Meta(
-            description="data type of the KV cache; auto: the same as --dtype; fp8 (e4m3, GPU) and int8 (CPU) "
-            "fit about twice as many tokens, with slightly different output"
+        Flag(
+            "data type of the KV cache; auto: the same as --dtype; fp8 (e4m3, GPU) and int8 (CPU) fit about twice as "
+            "many tokens, with slightly different output"
         ),
     ] = "auto"
-    kv_cache_memory_gb: (
-        Annotated[float, Meta(gt=0, description="size of the KV cache in GiB (default: from the free memory)")] | None
-    ) = None
-    num_pages: (
-        Annotated[int, Positive, Meta(description="number of pages in the KV cache; overrides the sizing by memory")]
-        | None
-    ) = None
+    kv_cache_memory_gb: Annotated[
+        PositiveFloat | None, Flag("size of the KV cache in GiB (default: from the free memory)")
+    ] = None
+    num_pages: Annotated[
+        PositiveInt | None, Flag("number of pages in the KV cache; overrides the sizing by memory")
+    ] = None
     gpu_memory_utilization: Annotated[
-        float, Meta(gt=0, le=1, description="fraction of GPU memory for weights and KV cache")
+        float, Meta(gt=0, le=1), Flag("fraction of GPU memory for weights and KV cache")
     ] = 0.9
     enable_prefix_caching: Annotated[
-        bool, Meta(description="reuse the KV cache of earlier requests for prompts with the same prefix")
+        bool, Flag("reuse the KV cache of earlier requests for prompts with the same prefix")
     ] = True
     keep_kv_cache: Annotated[
-        bool,
-        Meta(description="hand the KV cache to the replacement of a scheduler that dies or is restarted (CPU only)"),
+        bool, Flag("hand the KV cache to the replacement of a scheduler that dies or is restarted (CPU only)")
     ] = True
     kv_populate: Annotated[
         Literal["eager", "background", "never"],
-        Meta(
-            description="when the memory of the KV cache is allocated on a CPU; eager: before the server is "
-            "ready; background: an eighth of it (at least 512 MB) ahead of use, mostly while idle; never: on first "
-            "use, which slows down prefill"
+        Flag(
+            "when the memory of the KV cache is allocated on a CPU; eager: before the server is ready; background: an "
+            "eighth of it (at least 512 MB) ahead of use, mostly while idle; never: on first use, which slows down "
+            "prefill"
         ),
     ] = "background"
     kv_disk: Annotated[
         str,
-        Meta(
-            description="directory to which evicted pages are offloaded; they are loaded again when that is "
-            "faster than recomputing them, even after a restart (default: none)",
-            extra={"metavar": "DIR"},
+        Flag(
+            "directory to which evicted pages are offloaded; they are loaded again when that is faster than "
+            "recomputing them, even after a restart (default: none)",
+            metavar="DIR",
         ),
     ] = ""
     kv_disk_gb: Annotated[
-        float,
-        Meta(
-            gt=0,
-            description="maximum size of --kv-disk per engine, in GiB; the least recently used pages are deleted first",
-        ),
+        PositiveFloat,
+        Flag("maximum size of --kv-disk per engine, in GiB; the least recently used pages are deleted first"),
     ] = 16.0
     kv_offload_gb: Annotated[
-        float,
-        Meta(
-            ge=0,
-            description="host memory per engine for pages evicted from a GPU's KV cache, in GiB; pages "
-            "evicted from there move to --kv-disk, if set",
+        NonNegativeFloat,
+        Flag(
+            "host memory per engine for pages evicted from a GPU's KV cache, in GiB; pages evicted from there move to "
+            "--kv-disk, if set"
         ),
     ] = 0.0
     shared_prefix_attention: Annotated[
-        bool,
-        Meta(description="read pages shared by several running rows once for all of them (GPU only)"),
+        bool, Flag("read pages shared by several running rows once for all of them (GPU only)")
     ] = True
 
     @property

@@ -127,6 +127,8 @@ class DetokenizeMsg(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """When the step's result was available; 0 if there was no step."""
     engine: int = 1
     """The number of the scheduler that ran the step; `step_id` counts that scheduler's steps."""
+    num_draft_tokens: int = 0
+    """The draft tokens of all rows, accepted or not: recordings contain the size of each step."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -6,20 +6,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from messages.frame_files import (
-    ALIGNMENT,
-    DATA,
-    FILE_HEADER,
-    FORMAT,
-    HEAD,
-    IS_CUT,
-    MAGIC,
-    POSITION,
-    RECORD,
-    SKIP,
-    TAIL,
-    padded,
-)
+from messages import frame_files
 from messages.frames import HEADER
 from messages.schema import SCHEMA_VERSION
 
@@ -40,12 +27,12 @@ class FrameWriter:
 
     def __init__(self, path: Path, process: str, capacity: int):
         self.path = path
-        self._capacity = capacity = padded(capacity)
+        self._capacity = capacity = frame_files.padded(capacity)
         self._largest = capacity // LARGEST_PARTS
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(descriptor, 0, DATA + capacity)
-            self._map = mmap.mmap(descriptor, DATA + capacity)
+            os.posix_fallocate(descriptor, 0, frame_files.DATA + capacity)
+            self._map = mmap.mmap(descriptor, frame_files.DATA + capacity)
         except OSError:
             path.unlink()
             raise
@@ -58,51 +45,53 @@ class FrameWriter:
         self._next_mark = 0
         name = process.encode()[:NAME_BYTES]
         stamps = time.time_ns(), time.monotonic_ns()
-        FILE_HEADER.pack_into(self._map, 0, MAGIC, FORMAT, os.getpid(), SCHEMA_VERSION, *stamps, capacity, name)
+        frame_files.FILE_HEADER.pack_into(
+            self._map, 0, frame_files.MAGIC, frame_files.FORMAT, os.getpid(), SCHEMA_VERSION, *stamps, capacity, name
+        )
 
     def add(self, flags: int, receiver: bytes, frame: bytes) -> None:
         """Adds a record. If the file is full, overwrites the oldest ones."""
         size = len(frame)
         if size > self._largest:
-            self.add(flags | IS_CUT, receiver, frame[: HEADER.size])
+            self.add(flags | frame_files.IS_CUT, receiver, frame[: HEADER.size])
             return
         head, frames = self._head, self._map
-        num_bytes = RECORD.size + len(receiver) + size
-        num_bytes += -num_bytes % ALIGNMENT
+        num_bytes = frame_files.RECORD.size + len(receiver) + size
+        num_bytes += -num_bytes % frame_files.ALIGNMENT
         at = head % self._capacity
         skipped = self._capacity - at if at + num_bytes > self._capacity else 0
         self._head += skipped + num_bytes
         if self._head > self._end:
             self._free()
         if skipped:
-            frames[DATA + at : DATA + at + len(SKIP)] = SKIP
+            frames[frame_files.DATA + at : frame_files.DATA + at + len(frame_files.SKIP)] = frame_files.SKIP
             at = 0
         if head >= self._next_mark:
             self._marks.append(head)
             self._next_mark = head + self._capacity // NUM_MARKS
-        at += DATA
-        RECORD.pack_into(frames, at, size, flags, len(receiver), 0, time.monotonic_ns())
-        at += RECORD.size
+        at += frame_files.DATA
+        frame_files.RECORD.pack_into(frames, at, size, flags, len(receiver), 0, time.monotonic_ns())
+        at += frame_files.RECORD.size
         middle = at + len(receiver)
         frames[at:middle] = receiver
         frames[middle : middle + size] = frame
-        POSITION.pack_into(frames, HEAD, self._head)
+        frame_files.POSITION.pack_into(frames, frame_files.HEAD, self._head)
 
     def has_room(self, receiver: bytes, frame: bytes) -> bool:
         """True if `add` would overwrite no older record."""
         size = len(frame) if len(frame) <= self._largest else HEADER.size
-        return self._head + padded(RECORD.size + len(receiver) + size) <= self._capacity
+        return self._head + frame_files.padded(frame_files.RECORD.size + len(receiver) + size) <= self._capacity
 
     def _free(self) -> None:
         """Drops the oldest records until everything up to the new head fits."""
         tail = self._end - self._capacity
         while tail + self._capacity < self._head:
             tail = self._marks.popleft()
-        POSITION.pack_into(self._map, TAIL, tail)
+        frame_files.POSITION.pack_into(self._map, frame_files.TAIL, tail)
         self._end = tail + self._capacity
 
     def close(self) -> None:
         """Closes the file and truncates it after the last record, unless it has wrapped around."""
         self._map.close()
         if self._head < self._capacity:
-            os.truncate(self.path, DATA + self._head)
+            os.truncate(self.path, frame_files.DATA + self._head)

@@ -37,6 +37,9 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     filter: Filter
     hidden_size: int
     """Numbers of a row of the decoder's embedding."""
+    has_axes: bool = False
+    is_two_way: bool = False
+    """As in `VisionFacts`."""
 
     @classmethod
     def read(cls, processor: Fields, config: Fields) -> Self:
@@ -52,14 +55,6 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     def row_width(self) -> int:
         """Numbers of a row of an encoding."""
         return self.hidden_size
-
-    @property
-    def has_axes(self) -> bool:
-        return False
-
-    @property
-    def is_two_way(self) -> bool:
-        return False
 
     def marker_in(self, template: str) -> str:
         """Returns the marker that this chat template writes."""
@@ -78,13 +73,18 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         return self.placeholder * layout.num_tokens
 
 
-def shared_fields(processor: Fields, config: Fields) -> dict[str, Any]:
-    """Returns the fields of `Rule` that all families read in the same way."""
+def shared_fields(
+    processor: Fields, config: Fields, marker: str, *, placeholder: str = "", part: str = ""
+) -> dict[str, Any]:
+    """Returns the fields of `Rule` that all families read in the same way, or have in their own text."""
     resample = field(processor, "resample", int)
     if resample not in FILTERS:
         raise ValueError(f"resample {resample} is not supported, only {', '.join(map(str, FILTERS))}")
     is_normalized = processor.get("do_normalize", True)
     return {
+        "marker": marker,
+        "placeholder": placeholder or marker,
+        "part": part or marker,
         "image_mean": field(processor, "image_mean", tuple[float, float, float]) if is_normalized else (0.0,) * 3,
         "image_std": field(processor, "image_std", tuple[float, float, float]) if is_normalized else (1.0,) * 3,
         "filter": FILTERS[resample],

@@ -88,6 +88,7 @@ class Results:
         """Applies the result of one row; returns its ending, if it ends."""
         req, chunk, pending = result.req, result.chunk, result.req.pending
         if chunk is not None and chunk.draft_ids:
+            delivery.num_draft_tokens += len(chunk.draft_ids)
             self._count_drafts(chunk.draft_rate, len(chunk.draft_ids), max(0, len(result.token_ids) - 1))
         token_ids, ending = _cut_run(pending, result.token_ids)
         error = result.error

@@ -196,7 +196,7 @@ class Scheduler:
     def may_plan_behind(self) -> bool:
         """True if a step may be planned behind those in flight, as far as is known now."""
         planner = self._draft_planner
-        if planner is not None and not (self._is_pipeline or (self._plans_decodes_alone and planner.num_idle_plans)):
+        if planner is not None and not (self._is_pipeline or (self._plans_decodes_alone and planner.is_idle)):
             return False  # drafts need all tokens, and how many the step in flight adds is unknown
         if not all(resource.may_plan_behind() for resource in self._resources):
             return False

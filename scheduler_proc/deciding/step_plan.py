@@ -125,8 +125,8 @@ class DraftSource(Protocol):
     proposal: DraftSteps | None
     """The steps of the draft model that the latest plan needs."""
 
-    num_idle_plans: int
-    """The next plans for the rows of the latest one that have no draft tokens, whatever tokens these rows get."""
+    is_idle: bool
+    """True if the rows of the latest plan need no draft tokens in the next one: it may be made behind their step."""
 
     def plan(self, rows: DecodeRows, max_num_tokens: int) -> Sequence[Chunk]:
         """Returns a chunk for each of `rows` that has draft tokens: at most `max_num_tokens`, if there are pages."""

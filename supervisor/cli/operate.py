@@ -19,19 +19,8 @@ from runtime.extras import installed_extras, load_object
 from runtime.stage_report import stage_lines
 from runtime.terminal import without_controls
 from supervisor.admin.tasks import CommandFailedError
+from supervisor.cli import results
 from supervisor.cli.redact import redact_snapshot
-from supervisor.cli.results import (
-    ANSWER_TIMEOUT_S,
-    DONE,
-    FAILED,
-    NO_SERVER,
-    USAGE,
-    complain,
-    give,
-    instruct,
-    print_json,
-    show_result,
-)
 from supervisor.cli.show import memory_text, process_table, scaling_text
 from supervisor.client.admin_client import AdminClient
 from supervisor.client.running import NoServerError, RunningServer, WhichServerError, choose_server, find_model_server
@@ -52,11 +41,11 @@ def operate(arguments: Sequence[str]) -> int:
     parser, commands = make_parser(own[:1])
     if own[0] not in commands:
         print(f"{PROGRAM}: {describe_no_command(own[0], [*commands, *find_programs()])}", file=sys.stderr)
-        return USAGE
+        return results.USAGE
     options, unknown = parser.parse_known_args(own, argparse.Namespace(server_flags=flags))
     if unknown:
         print(f"{PROGRAM} {own[0]}: {describe_unknown(unknown[0], commands[own[0]])}", file=sys.stderr)
-        return USAGE
+        return results.USAGE
     try:
         if not options.needs_server:
             return options.execute(options)
@@ -67,16 +56,16 @@ def operate(arguments: Sequence[str]) -> int:
             execute: Execute = options.execute
             return execute(options, server, line)
     except (NoServerError, WhichServerError) as error:
-        complain(options, "no_server" if isinstance(error, NoServerError) else "which_server", str(error))
-        return NO_SERVER if isinstance(error, NoServerError) else USAGE
+        results.complain(options, "no_server" if isinstance(error, NoServerError) else "which_server", str(error))
+        return results.NO_SERVER if isinstance(error, NoServerError) else results.USAGE
     except SluiceError as error:
-        complain(options, "failed", str(error))
-        return FAILED if options.needs_server else USAGE
+        results.complain(options, "failed", str(error))
+        return results.FAILED if options.needs_server else results.USAGE
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         sys.stdout = None  # the reader has left: there is nothing to flush any more
-        return DONE
+        return results.DONE
 
 
 def describe_no_command(word: str, known: Sequence[str]) -> str:
@@ -143,12 +132,12 @@ def make_parser(
 def list_processes(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     if options.listing is not None:
         return load_object(options.listing)(options, server)
-    result = line.give(admin.ListProcesses(), ANSWER_TIMEOUT_S)
+    result = line.give(admin.ListProcesses(), results.ANSWER_TIMEOUT_S)
     if not isinstance(result, admin.ProcessList):
-        return show_result(options, result)
+        return results.show_result(options, result)
     if options.json:
         where = {"port": server.config.http.port, "models": server.config.facts.served_names}
-        print_json({**where, "run_dir": str(server.run_dir.path), **msgspec.structs.asdict(result)})
+        results.print_json({**where, "run_dir": str(server.run_dir.path), **msgspec.structs.asdict(result)})
     else:
         place = server.run_dir.path if server.config.http.is_private else f"port {server.config.http.port}"
         print(f"{', '.join(server.config.facts.served_names)} on {place}")
@@ -156,15 +145,15 @@ def list_processes(options: argparse.Namespace, server: RunningServer, line: Adm
             print(scaling_text(result.scaling))
         print(process_table(result.processes))
         print("\n".join([memory_text(result), *stage_lines({one.name: one for one in result.processes})]))
-    return DONE
+    return results.DONE
 
 
 def show_logs(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     command = admin.ReadLog(options.process, options.lines)
     while True:
-        result = line.give(command, ANSWER_TIMEOUT_S + command.wait_s)
+        result = line.give(command, results.ANSWER_TIMEOUT_S + command.wait_s)
         if not isinstance(result, admin.LogLines):
-            return show_result(options, result)
+            return results.show_result(options, result)
         num_lost = result.next_number - len(result.lines) - command.after
         if command.after >= 0 and num_lost > 0:
             print(f"({num_lost} lines came too fast to be kept)", file=sys.stderr)
@@ -175,25 +164,25 @@ def show_logs(options: argparse.Namespace, server: RunningServer, line: AdminCli
                 else without_controls(text)
             )
         if not options.follow:
-            return DONE
+            return results.DONE
         sys.stdout.flush()
         command = admin.ReadLog(options.process, after=result.next_number, wait_s=FOLLOW_WAIT_S)
 
 
 def drain_server(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     timeout_s = server.config.run.drain_timeout_s if options.timeout_s is None else options.timeout_s
-    return show_result(options, line.give(admin.DrainServer(options.timeout_s), timeout_s + MARGIN_S))
+    return results.show_result(options, line.give(admin.DrainServer(options.timeout_s), timeout_s + MARGIN_S))
 
 
 def restart_process(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     drain_s = server.config.run.drain_timeout_s if options.timeout_s is None else options.timeout_s
     timeout_s = drain_s + 2 * server.config.run.boot_timeout_s + MARGIN_S
-    return give(options, line, admin.RestartProcess(options.process, options.timeout_s, options.all), timeout_s)
+    return results.give(options, line, admin.RestartProcess(options.process, options.timeout_s, options.all), timeout_s)
 
 
 def scale_process(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     timeout_s = server.config.run.boot_timeout_s + MARGIN_S
-    return give(options, line, admin.ScaleProcess(options.process, options.num), timeout_s)
+    return results.give(options, line, admin.ScaleProcess(options.process, options.num), timeout_s)
 
 
 def take_snapshot(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
@@ -201,19 +190,21 @@ def take_snapshot(options: argparse.Namespace, server: RunningServer, line: Admi
     result = line.give(admin.TakeSnapshot(directory), MARGIN_S)
     if options.redact and isinstance(result, admin.Done):
         redact_snapshot(Path(result.text))
-    return show_result(options, result)
+    return results.show_result(options, result)
 
 
 def set_log_level(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
-    return instruct(options, line, admin.InstructProcesses(tuple(options.processes), admin.SetLogLevel(options.level)))
+    return results.instruct(
+        options, line, admin.InstructProcesses(tuple(options.processes), admin.SetLogLevel(options.level))
+    )
 
 
 def profile_processes(options: argparse.Namespace, server: RunningServer, line: AdminClient) -> int:
     try:
         text = record.take_profile(line, options.processes, options.seconds, options.out)
     except CommandFailedError as error:
-        return show_result(options, error.failed)
-    return show_result(options, admin.Done(text))
+        return results.show_result(options, error.failed)
+    return results.show_result(options, admin.Done(text))
 
 
 def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:

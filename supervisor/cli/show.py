@@ -30,6 +30,8 @@ def memory_text(server: ProcessList) -> str:
     for one in (process.gauges for process in server.processes if "weights_bytes" in process.gauges):
         weights, cache, used = (_megabytes(one[f"{of}_bytes"]) for of in ("weights", "kv_cache", "kv_cache_resident"))
         texts.append(f"weights {weights}, KV cache {used} of at most {cache}")
+    experts = (process.placement.get("cpu_experts") for process in server.processes)
+    texts += [f"in the host's memory: experts of {text}" for text in experts if text]
     texts += [
         f"images are encoded on {one.placement['device']} in {one.placement['dtype']}"
         for one in server.processes

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.server_process import ServerProcess
+from messages.config.scheduling import SchedulingConfig
 from tests.ring.bad_inputs import MAX_BODY_MB
 from tests.ring.client import ADMIN_KEY, BARD, BARD_DIR, RingClient
 from tests.tiny_llama import write_tiny_llama
@@ -16,8 +17,11 @@ READY_TIMEOUT_S = 90.0
 HOLD_S = 50
 """A start may be slow on a busy machine; this is less than the timeouts of the clients."""
 
-CHEAP = ("--kv-populate", "never")
-"""Most servers here run for seconds and fill little of their cache."""
+CHEAP = ("--kv-populate", "never", "--speculative", "none")
+"""Most servers here run for seconds and fill little of their cache; many tests count steps of one token a row."""
+
+SPECULATIVE = ("--speculative", SchedulingConfig().speculative)
+"""After `CHEAP`: draft tokens, as by default."""
 
 TEST_TIMEOUT_S = 300
 """Many of these tests start processes again and again, and a busy machine takes several times as long for that."""
@@ -87,7 +91,7 @@ def bard_ring() -> Iterator[RingClient]:
     """A server of the bundled model, for modules that need sensible text."""
     flags = ("--served-model-name", BARD, "--max-restarts-per-min", "100", "--tool-call-parser", "hermes")
     with starting() as start:
-        yield start(BARD_DIR, "--dtype", "float32", *flags)
+        yield start(BARD_DIR, "--dtype", "float32", *SPECULATIVE, *flags)
 
 
 @pytest.fixture(scope="session")

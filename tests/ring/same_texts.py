@@ -229,13 +229,13 @@ def counted(ring: RingClient) -> str:
     return ", ".join(f"{counter(ring, name):.0f} {what}" for what, name in COUNTED.items())
 
 
-NGRAM = ("--speculative", "ngram")
+NO_DRAFTS, NGRAM = ("--speculative", "none"), ("--speculative", "ngram")
 
 WAYS: dict[str, tuple[tuple[str, ...], Way]] = {
-    "at-once": ((), at_once),
-    "flushed": ((), flushed),
-    "reversed": ((), reversed_order),
-    "cached": ((), one_by_one),
+    "at-once": (NO_DRAFTS, at_once),
+    "flushed": (NO_DRAFTS, flushed),
+    "reversed": (NO_DRAFTS, reversed_order),
+    "cached": (NO_DRAFTS, one_by_one),
     "ngram": (NGRAM, flushed),
     "ngram-cached": (NGRAM, at_once),
     "ngram-alone": (NGRAM, one_by_one),

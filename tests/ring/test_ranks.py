@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.server_process import ServerProcess
 from tests.ring.client import Generated, RingClient
-from tests.ring.conftest import CHEAP, READY_TIMEOUT_S, RESTART_FLAGS
+from tests.ring.conftest import CHEAP, READY_TIMEOUT_S, RESTART_FLAGS, SPECULATIVE
 from tests.ring.test_kept_cache import PAGE_TOKENS, PROMPT_TOKENS, requests
 from tests.ring.test_standby import hurry, maps_of
 
@@ -58,7 +58,7 @@ def flag(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def ring(flag: str, tiny_checkpoint: Path) -> Iterator[RingClient]:
     """A server with standby processes, as few have in these tests."""
-    flags = ("--cpu-threads", "1", *CHEAP, *RESTART_FLAGS, flag, f"{len(RANKS[flag])}")
+    flags = ("--cpu-threads", "1", *CHEAP, *SPECULATIVE, *RESTART_FLAGS, flag, f"{len(RANKS[flag])}")
     server = ServerProcess(["--model", str(tiny_checkpoint), *flags], has_own_session=True)
     try:
         target = server.wait_until_ready(READY_TIMEOUT_S)

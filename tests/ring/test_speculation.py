@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.ring.client import RingClient, body
+from tests.ring.conftest import SPECULATIVE
 from tests.ring.test_restart import Killer, check_same, disturb, mixed_requests
 
 pytestmark = pytest.mark.ring
@@ -19,7 +20,8 @@ FLAGS = ("--dtype", "float32", "--max-restarts-per-min", "100")
 
 @pytest.fixture(scope="module")
 def ring(tiny_checkpoint: Path, start_ring: Any) -> RingClient:
-    return start_ring(tiny_checkpoint, *FLAGS, "--speculative", "ngram")
+    """A server as it is by default."""
+    return start_ring(tiny_checkpoint, *FLAGS, *SPECULATIVE)
 
 
 @pytest.fixture(scope="module")

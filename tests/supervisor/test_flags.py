@@ -16,7 +16,6 @@ from messages.config.images import ImageConfig
 from messages.config.server import CacheConfig, HttpConfig, ModelConfig, RunConfig, SchedulingConfig
 from messages.errors import UsageError
 from supervisor.flags import (
-    REMOVED,
     SHORT_HELP,
     find_sections,
     flag_fields,
@@ -26,7 +25,7 @@ from supervisor.flags import (
     parse_flags,
 )
 
-MAX_FLAGS = 108
+MAX_FLAGS = 109
 
 
 def test_no_flags_give_the_defaults():
@@ -82,8 +81,6 @@ def test_each_kind_of_value_is_parsed():
         ("-m x", "-m: unknown flag; did you mean --model?"),
         ("--gpu", "--gpu: unknown flag; did you mean --gpu-memory-utilization?"),
         ("--swap-space 2", "--swap-space: unknown flag; see --help-all for all flags"),
-        ("--scale-up-s 3", "--scale-up-s was removed: use --scaling up_s=X"),
-        ("--max-n-sequences=8", "--max-n-sequences was removed: a prompt has at most 64 choices"),
         ("m", "m: unknown argument; a model is given as --model m, and a command is the first word"),
     ],
 )
@@ -91,14 +88,6 @@ def test_an_error_names_the_flag_the_value_and_what_was_expected(arguments: str,
     with pytest.raises(UsageError) as raised:
         parse_flags(arguments.split())
     assert str(raised.value) == message
-
-
-def test_a_removed_flag_is_no_flag_and_what_replaces_it_is_one(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit):
-        parse_flags(["--help-all"])
-    flags = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
-    assert not flags & set(REMOVED)
-    assert {flag for text in REMOVED.values() for flag in re.findall(r"--[\w-]+", text)} <= flags
 
 
 def test_rules_are_a_list_that_may_be_provided_in_parts(capsys: pytest.CaptureFixture[str]):
@@ -131,12 +120,6 @@ def test_help_is_short_and_leads_to_all_flags(capsys: pytest.CaptureFixture[str]
     assert len(SHORT_HELP) == 10
     assert "launch.py ps," in text
     assert "--help-all" in text
-
-
-def test_what_replaces_a_removed_flag_exists():
-    known = {option for action in make_parser()._actions for option in action.option_strings}
-    assert not REMOVED.keys() & known
-    assert {flag for text in REMOVED.values() for flag in re.findall(r"--[\w-]+", text)} <= known
 
 
 def test_there_are_few_flags(capsys: pytest.CaptureFixture[str]):

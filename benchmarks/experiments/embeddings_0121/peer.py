@@ -34,14 +34,14 @@ def fastembed(model_dir: str, onnx_dir: str):
     return lambda texts: np.stack(list(model.embed(texts, batch_size=32)))
 
 
-def openvino(model_dir: str, onnx_dir: str):
+def openvino(model_dir: str, onnx_dir: str, precision: str = "f32"):
     from openvino import Core
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(f"{model_dir}/tokenizer.json")
     tokenizer.enable_truncation(256)
     tokenizer.enable_padding()
-    compiled = Core().compile_model(f"{onnx_dir}/model.onnx", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    compiled = Core().compile_model(f"{onnx_dir}/model.onnx", "CPU", {"INFERENCE_PRECISION_HINT": precision})
 
     def encode_some(texts):
         encoded = tokenizer.encode_batch(texts)
@@ -53,6 +53,10 @@ def openvino(model_dir: str, onnx_dir: str):
         return pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
 
     return lambda texts: np.concatenate([encode_some(texts[i : i + 32]) for i in range(0, len(texts), 32)])
+
+
+def openvino_bf16(model_dir: str, onnx_dir: str):
+    return openvino(model_dir, onnx_dir, "bf16")
 
 
 class Batcher:
@@ -106,7 +110,7 @@ def infinity(model_dir: str, onnx_dir: str):
     return encode
 
 
-PEERS = {each.__name__: each for each in (sentence_transformers, fastembed, openvino)}
+PEERS = {each.__name__: each for each in (sentence_transformers, fastembed, openvino, openvino_bf16)}
 
 
 def main() -> None:

@@ -140,7 +140,9 @@ def all_cases(config: Config, options: argparse.Namespace) -> Iterator[Case]:
 
     def passages(rows: int, same: bool = False) -> Prompts:
         def make(seed: int) -> list[list[int]]:
-            chance = random.Random(-1 if same else seed)
+            chance = random.Random(
+                -1 if same else f"{seed} of {rows}"
+            )  # no case has another one's prompts in its cache
             return [cut(chance, PROMPT_TOKENS) for _ in range(rows)]
 
         return make

@@ -80,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options, flags = parser.parse_known_args(arguments)
     try:
-        sections: dict[str, Any] = dict(parse_flags(["--device", "cpu", *LARGEST, *flags]))
+        sections: dict[str, Any] = dict(parse_flags(["--device", "cpu", "--speculative", "none", *LARGEST, *flags]))
         config = build_config(sections)
         loads = make_loads(options, config)
         runner = load_runner(config, lambda *_: None)

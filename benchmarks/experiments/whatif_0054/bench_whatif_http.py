@@ -63,7 +63,7 @@ FACTS = ("requests_per_s",)
 def main(arguments: list[str] | None = None) -> int:
     """Returns 0, or 1 if a server or the trace cannot be used."""
     options, flags = make_parser(__doc__, rounds=3, seconds=3.0).parse_known_args(arguments)
-    flags = ["--device", "cpu", "--log-level", "warning", *flags]
+    flags = ["--device", "cpu", "--speculative", "none", "--log-level", "warning", *flags]
     predicted: dict[Case, list[Outcome]] = {}
     measured: dict[Case, list[Outcome]] = {}
     self_errors: list[dict[str, float]] = []
@@ -134,6 +134,11 @@ class RecordedServer:
             _check(load.measurement)
             self._num_requests[-1] += len(load.measurement.results)
 
+    def serve_arrivals(self, arrivals: Sequence[Arrival]) -> None:
+        """Sends these requests at their times."""
+        serve_open(self._target, arrivals)
+        self._num_requests.append(len(arrivals))
+
     def read_last_loads(self) -> Recording:
         """Returns what has been recorded of the last two loads."""
         return read_recording(self._folder, sum(self._num_requests[:-2]))
@@ -156,13 +161,18 @@ def measure(loads: Sequence[list[Arrival]], config: Config, flags: Sequence[str]
     with started_server([*flags, *str(setting).split()], START_TIMEOUT_S) as (_, target):
         warm_up(config, target, setting.num_pages)
         for number, arrivals in enumerate([loads[0][:WARM_UP_REQUESTS], *loads]):
-            load = Load(target, _sampling(), Limits(MANY, MAX_SECONDS))
-            requests = (PlannedRequest(one.prompt_ids, one.num_output, one.at_s) for one in arrivals)
-            uvloop.run(load.open_loop(requests))
-            _check(load.measurement)
+            measurement = serve_open(target, arrivals)
             if number:  # the first one has warmed up
-                outcomes.append(summarize(load.measurement, setting))
+                outcomes.append(summarize(measurement, setting))
     return outcomes
+
+
+def serve_open(target: Target, arrivals: Sequence[Arrival]) -> Measurement:
+    load = Load(target, _sampling(), Limits(MANY, MAX_SECONDS))
+    requests = (PlannedRequest(one.prompt_ids, one.num_output, one.at_s) for one in arrivals)
+    uvloop.run(load.open_loop(requests))
+    _check(load.measurement)
+    return load.measurement
 
 
 def summarize(measurement: Measurement, setting: Setting) -> Outcome:

@@ -3,7 +3,6 @@
 import {imagesOf} from "./images.js";
 import {store} from "./vendor/text.js";
 
-const OLD_KEY = "sluice-conversations"; // what earlier versions kept in localStorage
 const MOST = 500, MOST_BYTES = 500e6;
 
 export const newId = () => crypto.getRandomValues(new Uint32Array(2)).join("-");
@@ -18,12 +17,6 @@ export class Conversations {
     const kept = await store.values(this.database).catch(() => []);
     for (const conversation of kept) this.sizes.set(conversation.id, sizeOf(conversation));
     this.all = kept.sort((one, other) => other.changed - one.changed);
-    for (const {id, title, settings, messages} of JSON.parse(localStorage.getItem(OLD_KEY) ?? "[]").reverse()) {
-      const conversation = Object.assign(this.create(settings), {id, title});
-      for (const message of messages) add(conversation, message);
-      await this.save(conversation);
-    }
-    localStorage.removeItem(OLD_KEY);
   }
 
   /** Returns a new conversation with the settings of the latest one. */

@@ -7,7 +7,6 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request
-from starlette.responses import Response
 
 from frontend.api.parameters.adapter_names import salt_for
 from frontend.api.parameters.sampling import Switch
@@ -15,9 +14,10 @@ from frontend.errors import UnavailableError, not_found
 from frontend.http.body import BodyDecoder
 from frontend.http.endpoint import Endpoint
 from frontend.http.field_names import NameRules, UnknownFields
+from frontend.http.responses import PlainReply
 from frontend.requests.generation import Generation, wait_for_ends
 from frontend.requests.prompt_request import PromptRequest
-from frontend.requests.trace import REQUEST_ID_HEADER, trace_of
+from frontend.requests.trace import trace_of
 from frontend.service import Service
 from messages.errors import ErrorInfo, RequestError, bad_request, quoted
 from messages.ring.adapters import Adapter
@@ -56,7 +56,7 @@ class AdapterApi:
         self._load_decoder = BodyDecoder(LoadBody, rules, unknown)
         self._unload_decoder = BodyDecoder(UnloadBody, rules, unknown)
 
-    async def load(self, request: Request) -> Response:
+    async def load(self, request: Request) -> PlainReply:
         """Raises `RequestError`: 400 for an adapter that is loaded, or that cannot be used, with the reason."""
         body = (await self._load_decoder.receive(request)).fields
         self._check_new(body, self._read_table())
@@ -72,9 +72,9 @@ class AdapterApi:
             table[adapter.name] = adapter
 
         change_table(self._table_file, enter)
-        return _text(request, f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+        return PlainReply(f"Success: LoRA adapter '{body.lora_name}' added successfully.", media_type="text/plain")
 
-    async def unload(self, request: Request) -> Response:
+    async def unload(self, request: Request) -> PlainReply:
         """Removes the name at once: running requests continue. Raises `RequestError`: 400, or 404 for other names."""
         body = (await self._unload_decoder.receive(request)).fields
         self._read_table()
@@ -85,7 +85,7 @@ class AdapterApi:
                 raise not_found(text, "adapter_not_found", "lora_name")
 
         change_table(self._table_file, remove)
-        return _text(request, f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+        return PlainReply(f"Success: LoRA adapter '{body.lora_name}' removed successfully.", media_type="text/plain")
 
     def _read_table(self) -> Table:
         if not self._table_file:
@@ -119,12 +119,6 @@ class AdapterApi:
             self._service.leave(part)
         if part.ended.finish_reason != "length":
             raise RequestError(ErrorInfo(409, "the load was aborted", "conflict_error", code="aborted"))
-
-
-def _text(request: Request, text: str) -> Response:
-    trace = trace_of(request.scope)
-    trace.status = 200
-    return Response(text, headers={REQUEST_ID_HEADER.decode(): trace.request_id}, media_type="text/plain")
 
 
 _POST = partial(Endpoint, tag="administration", access="operator")

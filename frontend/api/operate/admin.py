@@ -17,25 +17,7 @@ from frontend.http.endpoint import Endpoint, Name, Parameter
 from frontend.http.query import parse_number
 from frontend.http.responses import JsonReply
 from frontend.links.launcher import Launcher
-from messages.control.admin import (
-    Acknowledged,
-    AdminCommand,
-    Done,
-    Failed,
-    InstructProcesses,
-    ListProcesses,
-    ProcessCommand,
-    ProcessInfo,
-    ProcessList,
-    ProcessResults,
-    Progress,
-    RestartProcess,
-    Result,
-    Scaling,
-    StartProfile,
-    StopProfile,
-    TakeSnapshot,
-)
+from messages.control import admin
 from messages.control.processes import kind_of
 from messages.errors import ErrorInfo, RequestError, bad_request, quoted
 
@@ -72,8 +54,8 @@ class ProcessesReply(msgspec.Struct, frozen=True):
     `memory_bytes`: the memory of all processes together, with weights and KV cache; what they share counts once.
     """
 
-    processes: tuple[ProcessInfo, ...]
-    scaling: Scaling | None = None
+    processes: tuple[admin.ProcessInfo, ...]
+    scaling: admin.Scaling | None = None
     memory_bytes: int = 0
 
 
@@ -108,8 +90,8 @@ class AdminApi:
 
     async def processes(self, request: Request) -> JsonReply:
         """Returns every process with its state, CPU and memory, as `launch.py ps` shows them."""
-        result = await self._ask(ListProcesses(), ANSWER_TIMEOUT_S)
-        assert isinstance(result, ProcessList)
+        result = await self._ask(admin.ListProcesses(), ANSWER_TIMEOUT_S)
+        assert isinstance(result, admin.ProcessList)
         return JsonReply(ProcessesReply(result.processes, result.scaling, result.memory_bytes))
 
     async def restart(self, request: Request) -> JsonReply:
@@ -120,29 +102,29 @@ class AdminApi:
         """
         name = request.path_params["process"]
         is_for_all = request.query_params.get("all", "false").lower() in ("true", "1")
-        command = RestartProcess(name, _timeout_s(request.query_params.get("timeout_s")), is_for_all)
+        command = admin.RestartProcess(name, _timeout_s(request.query_params.get("timeout_s")), is_for_all)
         result = await self._ask(command, RESTART_TIMEOUT_S, until_progress=kind_of(name) == "frontend")
-        assert isinstance(result, Done | Progress)
+        assert isinstance(result, admin.Done | admin.Progress)
         return JsonReply(
-            RestartReply(done=result.text) if isinstance(result, Done) else RestartReply(begun=result.text)
+            RestartReply(done=result.text) if isinstance(result, admin.Done) else RestartReply(begun=result.text)
         )
 
     async def snapshot(self, request: Request) -> JsonReply:
         """Writes a snapshot of the server's state to a directory on its machine."""
-        result = await self._ask(TakeSnapshot(), SNAPSHOT_TIMEOUT_S)
-        assert isinstance(result, Done)
+        result = await self._ask(admin.TakeSnapshot(), SNAPSHOT_TIMEOUT_S)
+        assert isinstance(result, admin.Done)
         return JsonReply(SnapshotReply(result.text))
 
     async def start_profile(self, request: Request) -> JsonReply:
         """Begins a profile of all serving processes. Raises `RequestError`, for example if one is running already."""
-        return JsonReply(ProfileBegun(sorted(await self._instruct(StartProfile()))))
+        return JsonReply(ProfileBegun(sorted(await self._instruct(admin.StartProfile()))))
 
     async def stop_profile(self, request: Request) -> JsonReply:
         """Ends the profile and replies with the path of the merged trace once it exists.
 
         The files are written to the directory for temporary files and are not deleted.
         """
-        texts = await self._instruct(StopProfile())
+        texts = await self._instruct(admin.StopProfile())
         stamp = time.strftime("%Y%m%d-%H%M%S")
         out = _new_file(f"sluice-profile-{self._port}-{stamp}-")
         merge = await asyncio.create_subprocess_exec(
@@ -159,23 +141,27 @@ class AdminApi:
             raise RequestError(ErrorInfo(500, "the profiles could not be merged; see the log", "server_error"))
         return JsonReply(ProfileFile(str(out), sorted(texts)))
 
-    async def _instruct(self, command: ProcessCommand) -> dict[str, str]:
+    async def _instruct(self, command: admin.ProcessCommand) -> dict[str, str]:
         """Returns the answers of the processes that carried out `command`. Raises `RequestError` if none did."""
-        result = await self._ask(InstructProcesses((), command, PROFILE_TIMEOUT_S), PROFILE_TIMEOUT_S)
-        assert isinstance(result, ProcessResults)
-        texts = {name: one.text for name, one in result.results.items() if isinstance(one, Acknowledged)}
+        result = await self._ask(admin.InstructProcesses((), command, PROFILE_TIMEOUT_S), PROFILE_TIMEOUT_S)
+        assert isinstance(result, admin.ProcessResults)
+        texts = {name: one.text for name, one in result.results.items() if isinstance(one, admin.Acknowledged)}
         if not texts:
-            reasons = [f"{name}: {one.message}" for name, one in result.results.items() if isinstance(one, Failed)]
+            reasons = [
+                f"{name}: {one.message}" for name, one in result.results.items() if isinstance(one, admin.Failed)
+            ]
             raise RequestError(ErrorInfo(409, "; ".join(reasons), "command_error", code="failed"))
         return texts
 
-    async def _ask(self, command: AdminCommand, timeout_s: float, *, until_progress: bool = False) -> Result:
+    async def _ask(
+        self, command: admin.AdminCommand, timeout_s: float, *, until_progress: bool = False
+    ) -> admin.Result:
         """Returns the result of `command`, with `until_progress` its first progress.
 
         Raises `RequestError` if it failed.
         """
         result = await self._launcher.ask(command, timeout_s, until_progress=until_progress)
-        if isinstance(result, Failed):
+        if isinstance(result, admin.Failed):
             raise RequestError(ErrorInfo(STATUSES[result.reason], result.message, "command_error", code=result.reason))
         return result
 
@@ -197,14 +183,14 @@ def _new_file(prefix: str) -> Path:
     return Path(name)
 
 
-def administering(admin: AdminApi) -> list[Endpoint]:
+def administering(api: AdminApi) -> list[Endpoint]:
     """Returns the endpoints of commands and profiles."""
     restart = "Replace a process by a new one; running requests continue"
     snapshot = "Write a snapshot of the server's state to a directory on its machine"
     return [
-        _GET("/admin/processes", admin.processes, "Every process with its state, CPU and memory", ProcessesReply),
-        _POST("/admin/restart/{process}", admin.restart, restart, RestartReply, parameters=(PROCESS, TIMEOUT, ALL)),
-        _POST("/admin/snapshot", admin.snapshot, snapshot, SnapshotReply),
-        _POST("/start_profile", admin.start_profile, "Begin a profile of all processes", ProfileBegun),
-        _POST("/stop_profile", admin.stop_profile, "End the profile and merge it into one trace", ProfileFile),
+        _GET("/admin/processes", api.processes, "Every process with its state, CPU and memory", ProcessesReply),
+        _POST("/admin/restart/{process}", api.restart, restart, RestartReply, parameters=(PROCESS, TIMEOUT, ALL)),
+        _POST("/admin/snapshot", api.snapshot, snapshot, SnapshotReply),
+        _POST("/start_profile", api.start_profile, "Begin a profile of all processes", ProfileBegun),
+        _POST("/stop_profile", api.stop_profile, "End the profile and merge it into one trace", ProfileFile),
     ]

@@ -1,6 +1,5 @@
 """The served models and the configuration: `/v1/models`, `/version` and `/server_info`."""
 
-import importlib.metadata
 import time
 from typing import Literal
 
@@ -14,6 +13,7 @@ from frontend.http.responses import JsonReply
 from frontend.links.processes import ProcessView
 from frontend.parsing.model_format import ModelFormat, ToolCalls
 from frontend.requests.trace import trace_of
+from messages import VERSION
 from messages.config.images import ImageConfig
 from messages.config.server import CacheConfig, Config, HttpConfig, ModelConfig, ModelFacts, RunConfig, SchedulingConfig
 from messages.control.processes import ENCODER
@@ -82,7 +82,6 @@ class InfoApi:
         self._created = int(time.time())
         self._config = config
         self._processes = processes
-        self._version = find_version()
 
     async def models(self, request: Request) -> JsonReply:
         facts = self._config.facts
@@ -105,7 +104,7 @@ class InfoApi:
         return msgspec.structs.replace(card, capabilities=UNSET) if is_of_anthropic(request) else card
 
     async def version(self, request: Request) -> JsonReply:
-        return JsonReply(VersionReply(self._version))
+        return JsonReply(VersionReply(VERSION))
 
     async def server_info(self, request: Request) -> JsonReply:
         """Returns the configuration of all processes (without keys), the facts about the model, and where it runs."""
@@ -114,7 +113,7 @@ class InfoApi:
             config.model, config.cache, config.scheduling, config.http.without_keys(), config.images, config.run
         )
         placements = self._processes.placements() | self._processes.placements(ENCODER)
-        return JsonReply(ServerInfo(self._version, shown, config.facts, placements))
+        return JsonReply(ServerInfo(VERSION, shown, config.facts, placements))
 
 
 def is_of_anthropic(request: Request) -> bool:
@@ -156,11 +155,3 @@ def make_card(
         tool_calls=model_format and model_format.tool_calls,
         capabilities=UNSET if model_format is None else list_capabilities(facts, model_format),
     )
-
-
-def find_version() -> str:
-    """Returns the installed version, "unknown" for a checkout that was never installed."""
-    try:
-        return importlib.metadata.version("sluice")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"

@@ -9,10 +9,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from starlette.requests import Request
-from starlette.responses import Response
 
+from frontend.http.responses import PlainReply
 from frontend.links.peers import Peers
-from frontend.requests.trace import REQUEST_ID_HEADER, trace_of
 from messages.ring.peers import MetricFamily, MetricSample, MetricsReport, ReportMetrics
 
 
@@ -32,16 +31,12 @@ class MetricsApi:
         if peers is not None:
             peers.register(ReportMetrics, self._report)
 
-    async def metrics(self, request: Request) -> Response:
+    async def metrics(self, request: Request) -> PlainReply:
         """Replies in OpenMetrics if the client accepts it, otherwise in the older text format."""
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         if content_type.startswith("application/openmetrics-text"):
             encode = _encode_open
-        trace = trace_of(request.scope)
-        content = encode(await self._collect())
-        trace.status = 200
-        id_header = {REQUEST_ID_HEADER.decode(): trace.request_id}
-        return Response(content, headers={**id_header, "content-type": content_type})
+        return PlainReply(encode(await self._collect()), headers={"content-type": content_type})
 
     def own_text(self) -> bytes:
         """Returns the metrics of this frontend, without asking the others."""

@@ -16,7 +16,8 @@ INLINE void linear_sums(const linear_call *call, int64_t row, int64_t block, int
                         float *sums, const int has_second, const int is_streamed) {
   const int stride = (int)(call->inputs * 2);
   const char *weight = (const char *)call->weight + block * call->inputs * 64 + input * 64;
-  const element *first = call->x + row * call->inputs, *second = first + 16 * call->inputs;
+  const element *x = call->prepared ? (const element *)call->prepared : call->x;
+  const element *first = x + row * call->inputs, *second = first + 16 * call->inputs;
   load_sums(sums, 64, 64 * LINEAR_BLOCK, 4 * LINEAR_BLOCK, input == 0, has_second);
   for (; input < end; input += 32, weight += LINEAR_TILE_STEP) {
     if (is_streamed)
@@ -73,12 +74,16 @@ static void linear_item(const void *data, int64_t item) {
 }
 
 INLINE int64_t linear_room(const linear_call *call) {
-  (void)call;
-  return 0;
+  return call->is_rounded ? call->num_rows * call->inputs * (int64_t)sizeof(element) : 0; /* else products read x itself */
 }
 
+/* Rounds a group's rows. */
 static void linear_prepare(const void *data, int64_t group) {
-  (void)data, (void)group; /* the products read x itself */
+  const linear_call *call = data;
+  const int64_t begin = group * call->rows_per_group * call->inputs, end = begin + call->rows_per_group * call->inputs;
+  const int64_t all = call->num_rows * call->inputs;
+  for (int64_t at = begin; at < (end < all ? end : all); at += 32)
+    _mm512_storeu_si512((element *)call->prepared + at, linear_pairs(call, at));
 }
 
 static int64_t linear_num_items(const linear_call *call) { return linear_num_groups(call) * call->items_per_group; }

@@ -76,7 +76,7 @@ static void linear_group(const linear_call *call, int64_t row, int64_t block, in
 #include "linear_blocks.h"
 
 INLINE int64_t linear_room(const linear_call *call) {
-  return call->num_rows > 1 ? call->num_rows * call->inputs * (int64_t)sizeof(element) : 0;
+  return call->num_rows > 1 || call->is_rounded ? call->num_rows * call->inputs * (int64_t)sizeof(element) : 0;
 }
 
 /* Puts the steps of a group's rows side by side. */
@@ -86,10 +86,10 @@ static void linear_prepare(const void *data, int64_t group) {
   const int64_t rows = left < call->rows_per_group ? left : call->rows_per_group;
   const __mmask16 lanes = (__mmask16)((1u << rows) - 1);
   for (int64_t step = 0; step < steps; step += 16) {
-    const element *x = call->x + row * call->inputs + LINEAR_PAIR * step;
+    const int64_t at = row * call->inputs + LINEAR_PAIR * step;
     __m512i mine[16];
     for (int64_t r = 0; r < 16; r++)
-      mine[r] = r < rows ? _mm512_loadu_si512(x + r * call->inputs) : _mm512_setzero_si512();
+      mine[r] = r < rows ? linear_pairs(call, at + r * call->inputs) : _mm512_setzero_si512();
     transpose_pairs(mine);
     uint32_t *out = (uint32_t *)call->prepared + row * steps + step * rows;
     for (int i = 0; i < 16; i++) _mm512_mask_storeu_epi32(out + i * rows, lanes, mine[i]);

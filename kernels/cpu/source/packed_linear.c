@@ -33,6 +33,8 @@ enum { LINEAR_LEAST_ITEM = 128 << 10, LINEAR_LARGEST_ITEM = 1 << 20, LINEAR_ITEM
 #define linear_num_items NAME(linear_num_items)
 #define linear_any_item NAME(linear_any_item)
 #define linear_is_long NAME(linear_is_long)
+#define linear_run NAME(linear_run)
+#define linear_pairs NAME(linear_pairs)
 
 #define LINEAR_PAIR (IS_BFLOAT16 ? 2 : 1)         /* inputs stored together: a step */
 #define LINEAR_STEP (LINEAR_PAIR * LINEAR_BLOCK) /* weights of a block's step */
@@ -42,7 +44,7 @@ typedef struct {
   const element *x, *weight, *bias;
   element *out;
   int64_t num_rows, inputs, outputs, rows_per_group, num_blocks, blocks_per_item, items_per_group;
-  int gelu;
+  int gelu, is_rounded; /* is_rounded: x, bias and out are floats, and x is rounded for the products with bfloat16 */
   item_order order;
   int64_t blocks_between; /* between an item and the one that its thread will probably take next, by turns */
   void *prepared; /* x as `linear_prepare` writes it and products read it, or null */
@@ -75,21 +77,30 @@ INLINE __m512 linear_load(const element *x, __mmask16 lanes) { return _mm512_mas
 INLINE void linear_put(element *out, __mmask16 lanes, __m512 x) { _mm512_mask_storeu_ps(out, lanes, x); }
 #endif
 
-/* Writes 16 outputs, fewer at the end of the last block. */
-INLINE void linear_narrow(const linear_call *call, __m512 values, const element *bias, element *out, int64_t left) {
-  const __mmask16 lanes = lanes_of(left);
-  if (bias) values = _mm512_add_ps(values, linear_load(bias, lanes));
+/* Writes 16 of a row's outputs, fewer at the end of the last block. */
+INLINE void linear_narrow(const linear_call *call, __m512 values, int64_t row, int64_t first) {
+  const __mmask16 lanes = lanes_of(call->outputs - first);
+  const int64_t at = row * call->outputs + first;
+  if (call->bias) {
+    const float *floats = (const float *)(const void *)call->bias;
+    values = _mm512_add_ps(values, call->is_rounded ? load_floats(floats + first, lanes) : linear_load(call->bias + first, lanes));
+  }
   if (call->gelu) values = linear_gelu(values, call->gelu);
-  linear_put(out, lanes, values);
+  if (call->is_rounded) _mm512_mask_storeu_ps((float *)(void *)call->out + at, lanes, values);
+  else linear_put(call->out + at, lanes, values);
 }
 
 /* Writes a row's 32 outputs of a block from their sums. */
 INLINE void linear_finish(const linear_call *call, int64_t row, int64_t block, __m512 first_half, __m512 second_half) {
-  const int64_t first = block * LINEAR_BLOCK, left = call->outputs - first;
-  const element *bias = call->bias ? call->bias + first : 0;
-  element *out = call->out + row * call->outputs + first;
-  linear_narrow(call, first_half, bias, out, left);
-  linear_narrow(call, second_half, bias ? bias + 16 : 0, out + 16, left - 16);
+  linear_narrow(call, first_half, row, block * LINEAR_BLOCK);
+  linear_narrow(call, second_half, row, block * LINEAR_BLOCK + 16);
+}
+
+/* 16 pairs of x from its `at`-th element on. */
+INLINE __m512i linear_pairs(const linear_call *call, int64_t at) {
+  const float *floats = (const float *)(const void *)call->x + at;
+  if (!call->is_rounded) return _mm512_loadu_si512(call->x + at);
+  return (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(floats + 16), _mm512_loadu_ps(floats));
 }
 #endif
 
@@ -125,11 +136,11 @@ static int64_t linear_place(linear_call *call, void *room) {
 }
 
 /* weight: [ceil(outputs / 32), inputs / 2, 32, 2], of float32 [ceil(outputs / 32), inputs, 32, 1]; inputs is a multiple of 32. */
-PUBLIC int NAME(packed_linear)(const NAME(packed_linear_arguments) *of) {
+static int linear_run(const NAME(packed_linear_arguments) *of, int is_rounded) {
   const int64_t num_rows = of->num_rows, inputs = of->inputs;
   if (num_rows == 0) return 0;
   linear_call call = {.x = of->x, .weight = of->weight, .bias = of->bias, .out = of->out, .num_rows = num_rows,
-                      .inputs = inputs, .outputs = of->outputs, .gelu = (int)of->gelu};
+                      .inputs = inputs, .outputs = of->outputs, .gelu = (int)of->gelu, .is_rounded = is_rounded};
   linear_plan(&call);
   /* With few rows a thread reads a long stretch of weights; with many rows threads work on neighbouring blocks together. */
   call.order = num_rows <= call.rows_per_group ? IN_STRETCHES : BY_TURNS;
@@ -144,4 +155,9 @@ PUBLIC int NAME(packed_linear)(const NAME(packed_linear_arguments) *of) {
   run_ordered_items(call.order, linear_num_items(&call), inputs * of->outputs, linear_any_item, &call);
   return 0;
 }
+
+PUBLIC int NAME(packed_linear)(const NAME(packed_linear_arguments) *of) { return linear_run(of, 0); }
+#if defined(__AVX512BF16__) && IS_BFLOAT16
+PUBLIC int NAME(rounded_linear)(const NAME(packed_linear_arguments) *of) { return linear_run(of, 1); }
+#endif
 #endif

@@ -17,24 +17,16 @@ class Gemma4(Rule, frozen=True, kw_only=True):
 
     cell: int
     max_tokens: int
-    attends_both_ways: bool
 
     @classmethod
     def read(cls, processor: Fields, config: Fields) -> Self:
-        shared = shared_fields({"resample": 3, "do_normalize": False} | dict(processor), config)
+        shared = shared_fields({"resample": 3, "do_normalize": False} | dict(processor), config, IMAGE)
         return cls(
-            marker=IMAGE,
-            placeholder=IMAGE,
-            part=IMAGE,
             cell=count(processor, "patch_size", 16) * count(processor, "pooling_kernel_size", 3),
             max_tokens=count(processor, "max_soft_tokens", 280),
-            attends_both_ways=text_config(config).get("use_bidirectional_attention") == "vision",
+            is_two_way=text_config(config).get("use_bidirectional_attention") == "vision",
             **shared,
         )
-
-    @property
-    def is_two_way(self) -> bool:
-        return self.attends_both_ways
 
     def layout(self, size: Size, budget: Budget, num_images: int) -> Layout:
         """A budget may also be larger than the model's own: images are always scaled to it."""

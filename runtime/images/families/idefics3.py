@@ -25,14 +25,11 @@ class Idefics3(Rule, frozen=True, kw_only=True):
         tile = count(processor, "max_image_size.longest_edge")
         patch, scale = count(config, "vision_config.patch_size"), count(config, "scale_factor")
         return cls(
-            marker="<image>",
-            placeholder="<image>",
-            part="<image>",
             longest_edge=count(processor, "size.longest_edge"),
             tile=tile,
             tile_tokens=count(processor, "image_seq_len", (tile // patch // scale) ** 2),
             splits=field(processor, "do_image_splitting", bool, True),
-            **shared_fields(processor, config),
+            **shared_fields(processor, config, "<image>"),
         )
 
     def layout(self, size: Size, budget: Budget, num_images: int) -> Layout:

@@ -24,14 +24,11 @@ class InternVl(Rule, frozen=True, kw_only=True):
         scale = field(config, "downsample_ratio", float, 0.5)
         default = round((tile[0] // patches * scale) * (tile[1] // patches * scale))
         return cls(
-            marker="<IMG_CONTEXT>",
-            placeholder="<IMG_CONTEXT>",
-            part="<IMG_CONTEXT>\n",
             tile=tile,
             tile_tokens=count(processor, "image_seq_length", default),
             min_tiles=count(processor, "min_patches", count(config, "min_dynamic_patch", 1)),
             max_tiles=min(MAX_TILES, count(processor, "max_patches", count(config, "max_dynamic_patch", 12))),
-            **shared_fields(processor, config),
+            **shared_fields(processor, config, "<IMG_CONTEXT>", part="<IMG_CONTEXT>\n"),
         )
 
     def marker_in(self, template: str) -> str:

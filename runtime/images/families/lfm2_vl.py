@@ -25,9 +25,6 @@ class Lfm2Vl(Rule, frozen=True, kw_only=True):
     def read(cls, processor: Fields, config: Fields) -> Self:
         splits = field(processor, "do_image_splitting", bool, True)
         return cls(
-            marker="<image>",
-            placeholder="<image>",
-            part="<image>",
             cell=count(processor, "encoder_patch_size", 16) * count(processor, "downsample_factor", 2),
             min_tokens=count(processor, "min_image_tokens", 64),
             max_tokens=count(processor, "max_image_tokens", 256),
@@ -37,7 +34,7 @@ class Lfm2Vl(Rule, frozen=True, kw_only=True):
             max_tiles=min(MAX_TILES, count(processor, "max_tiles", 10)) if splits else 1,
             has_overview=field(processor, "use_thumbnail", bool, True),
             has_marks=field(processor, "use_image_special_tokens", bool, True),
-            **shared_fields({"resample": 2} | dict(processor), config),
+            **shared_fields({"resample": 2} | dict(processor), config, "<image>"),
         )
 
     def layout(self, size: Size, budget: Budget, num_images: int) -> Layout:

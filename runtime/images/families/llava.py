@@ -21,14 +21,11 @@ class Llava(Rule, frozen=True, kw_only=True):
         name = "crop_size" if is_cropped else "size"
         width, height = count(processor, f"{name}.width"), count(processor, f"{name}.height")
         return cls(
-            marker="<image>",
-            placeholder="<image>",
-            part="<image>\n",
             shortest_edge=count(processor, "size.shortest_edge") if is_cropped else 0,
             view=(width, height),
             num_tokens=num_patches(config, (width, height)),
             is_padded=field(processor, "do_pad", bool, False),
-            **shared_fields(processor, config),
+            **shared_fields(processor, config, "<image>", part="<image>\n"),
         )
 
     def layout(self, size: Size, budget: Budget, num_images: int) -> Layout:

@@ -39,16 +39,13 @@ class LlavaNext(Rule, frozen=True, kw_only=True):
         patch = count(config, "vision_config.patch_size", 14)
         aspect = field(config, "vision_aspect_ratio", str, "anyres_max_9" if is_onevision else "")
         return cls(
-            marker="<image>",
-            placeholder="<image>",
-            part="<image>\n",
             canvases=tuple((width, height) for height, width in canvases[:MAX_CANVASES]),
             tile=tile,
             tile_cells=tile // patch,
             tile_tokens=num_patches(config, (tile, tile)),
             max_tiles=int(aspect.removeprefix("anyres_max_") or 0) if is_onevision else 0,
             tiles_one_image=is_onevision,
-            **shared_fields(processor, config),
+            **shared_fields(processor, config, "<image>", part="<image>\n"),
         )
 
     def limit(self, budget: Budget, num_images: int) -> Budget:

@@ -17,12 +17,9 @@ class Pixtral(Rule, frozen=True, kw_only=True):
     def read(cls, processor: Fields, config: Fields) -> Self:
         merge = 2 if config.get("model_type") == "mistral3" else 1
         return cls(
-            marker="[IMG]",
-            placeholder="[IMG]",
-            part="[IMG]",
             cell=count(config, "vision_config.patch_size", 16) * count(config, "spatial_merge_size", merge),
             longest_edge=count(processor, "size.longest_edge"),
-            **shared_fields(processor, config),
+            **shared_fields(processor, config, "[IMG]"),
         )
 
     def layout(self, size: Size, budget: Budget, num_images: int) -> Layout:

@@ -16,27 +16,21 @@ class QwenVl(Rule, frozen=True, kw_only=True):
     min_pixels: int
     max_pixels: int
     num_deepstack: int = 0
+    has_axes: bool = True
 
     @classmethod
     def read(cls, processor: Fields, config: Fields) -> Self:
         return cls(
-            marker="<|image_pad|>",
-            placeholder="<|image_pad|>",
-            part="<|vision_start|><|image_pad|><|vision_end|>",
             cell=count(processor, "patch_size") * count(processor, "merge_size", 2),
             min_pixels=count(processor, "min_pixels", count(processor, "size.shortest_edge", 56 * 56)),
             max_pixels=count(processor, "max_pixels", count(processor, "size.longest_edge", 28 * 28 * 1280)),
             num_deepstack=len(field(config, "vision_config.deepstack_visual_indexes", list[int], [])),
-            **shared_fields(processor, config),
+            **shared_fields(processor, config, "<|image_pad|>", part="<|vision_start|><|image_pad|><|vision_end|>"),
         )
 
     @property
     def row_width(self) -> int:
         return self.hidden_size * (1 + self.num_deepstack)
-
-    @property
-    def has_axes(self) -> bool:
-        return True
 
     def layout(self, size: Size, budget: Budget, num_images: int) -> Layout:
         max_pixels = min(self.max_pixels, budget.max_pixels or self.max_pixels)

@@ -114,8 +114,8 @@ class Backend(Protocol):
         """
         ...
 
-    def tower_dtype(self, placement: Placement) -> torch.dtype:
-        """Returns the dtype in which a vision tower is fastest: it multiplies each weight with many patches."""
+    def product_dtype(self, placement: Placement) -> torch.dtype:
+        """Returns the dtype of the fastest products of a weight with many rows, as in vision towers and encoders."""
         ...
 
     def check_model(self, config: Config, model: ModelDescription | None) -> None:
@@ -124,7 +124,7 @@ class Backend(Protocol):
     def bind(self, config: Config, placement: Placement, place: Place) -> None:
         """Gives this process its GPU, or its share of the cores. Raises `BootError` for flags of other devices."""
 
-    def load_kernels(self, report: Report) -> None: ...
+    def load_kernels(self, model: ModelConfig, report: Report) -> None: ...
 
     def join_ranks(self, meeting: Meeting, name: str, rank: int, size: int) -> ParallelGroup:
         """Connects this rank with the others of the group of this name."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from messages.config.server import Config
 from scheduler_proc.computing.backends.backend import ModelParts, SharedWeights
 from scheduler_proc.computing.hf_config import HfConfig, read_hf_config
+from scheduler_proc.computing.loading.expert_placement import place_experts
 from scheduler_proc.computing.loading.identity import memory_identity
 from scheduler_proc.computing.loading.roles import Models, drafting_config, no_mtp_head
 from scheduler_proc.computing.loading.stage_placement import place_layers
@@ -49,6 +50,10 @@ class FamilyLoader:
         self._family = find_family(hf_config)
         self._pipeline = target.pipeline if role == "main" else WHOLE
         whole, place, layers = self._describe(hf_config), self._pipeline.place, None
+        if role == "main":
+            target.backend.check_model(config, whole)
+            whole, placement = place_experts(config, whole, target, lambda: self._find_segments(Shard(whole)))
+            self._target = target = target._replace(placement=placement)
         if place.num_stages > 1:
             layers = place_layers(config, whole, target, lambda: self._find_segments(Shard(whole)))[place.stage]
             log.info("stage %d of %d: layers %d to %d", place.stage + 1, place.num_stages, layers[0], layers[-1])
@@ -57,8 +62,6 @@ class FamilyLoader:
         """The models that it loads."""
         if self._shard.own.mtp is not None and self._shard.own.has_end:
             self.descriptions["mtp"] = describe_mtp(self._shard.own)
-        if role == "main":
-            target.backend.check_model(config, self._shard.own)
         self._limits = {role: target.limits.of_model(config, model, role) for role, model in self.descriptions.items()}
 
     def load(self, report: Report, *, is_shared_only: bool) -> Models | None:

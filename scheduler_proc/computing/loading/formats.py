@@ -43,6 +43,13 @@ def choose_format(
     return PACKED if role != "embedding" and has_packed_kernel(like) else PLAIN
 
 
+def dtype_in_format(parameter: Parameter, weight_format: WeightFormat, placement: Placement) -> torch.dtype:
+    """Returns the dtype of the parameter's numbers in this format."""
+    if parameter.role == "linear" and weight_format is PACKED:
+        return placement.products or placement.dtype
+    return torch.float32 if parameter.role == "float32" else placement.dtype
+
+
 def cut_segments(segments: Iterable[Segment], part: Part) -> tuple[Segment, ...]:
     """Returns the segments of a rank's part of the rows. Filling belongs to the last one."""
     own: list[Segment] = []

@@ -58,7 +58,7 @@ class LoadedModels:
             runners,
             RunnerParts(
                 degraded="; ".join(filter(None, [*degraded, missing])),
-                placement=target.placement.texts | ({"stages": split} if split else {}),
+                placement=main.placement.texts | ({"stages": split} if split else {}),
                 page_memory=memory,
                 page_store=store,
                 publish=publish,

@@ -1,11 +1,14 @@
 """Where the models of an engine are loaded to."""
 
+import dataclasses
 from pathlib import Path
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from kernels.operations.packed_linear import has_rounding_kernel
 from messages.config.pooling import choose_dtype
+from messages.config.scheduling import CPU_STEP_TOKENS
 from messages.config.server import Config
 from messages.errors import BootError
 from scheduler_proc.computing.backends.backend import Backend, Place
@@ -34,9 +37,14 @@ def find_target(config: Config, backend: Backend, place: Place, report: Report) 
     ranks = config.local_ranks
     number = (place.engine - 1) * len(ranks) + ranks.index(place.rank) + 1
     flags = replace(config.model, dtype=choose_dtype(config.model.dtype, config.facts.pooling))
-    backend.load_kernels(report)
+    backend.load_kernels(config.model, report)
     placement = backend.find_placement(flags, config.cache, read_hf_config(Path(config.facts.model_dir)), number)
-    limits = limit_steps(config, backend.default_step_tokens, pages_per_context(config))
+    is_rounded = flags.dtype != config.model.dtype and placement.quantization is None
+    if is_rounded and has_rounding_kernel(placement.device):
+        placement = dataclasses.replace(placement, products=backend.product_dtype(placement))  # decision 0168
+    has_host_experts = config.model.cpu_experts != "none"
+    default_tokens = CPU_STEP_TOKENS if has_host_experts else backend.default_step_tokens
+    limits = limit_steps(config, default_tokens, pages_per_context(config))
     return Target(backend, place, placement, limits)
 
 

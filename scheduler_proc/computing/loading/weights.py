@@ -16,7 +16,7 @@ from kernels.formats.weight_format import Rows, Weight, WeightFormat
 from kernels.operations.dequantize_blocks import has_finite_scales
 from messages.errors import BootError
 from runtime.model_files import refused_errors
-from scheduler_proc.computing.loading.formats import Conversions, choose_format
+from scheduler_proc.computing.loading.formats import Conversions, choose_format, dtype_in_format
 from scheduler_proc.computing.loading.quantized.stored_linear import FLOATS
 from scheduler_proc.computing.loading.sources.tensor_file import NUMBERS
 from scheduler_proc.computing.loading.stored_parts import bad_scales, parts_of, read_values, stored_shape
@@ -71,7 +71,7 @@ class ShardWeights:
         scales of blocks are NaN or infinite.
         """
         segments = [Segment(piece.form if isinstance(piece, BlockRows) else NUMBERS, len(piece)) for piece in pieces]
-        weight_format = choose_format(self.parameters[name], self.parts[name], self._placement, segments)
+        weight_format = choose_format(self.parameters[name], self.parts[name], self.placement_of(name), segments)
         is_in_blocks = weight_format.name in BLOCK_FORMATS
         if not is_in_blocks:
             self.conversions.add(segments)
@@ -81,10 +81,18 @@ class ShardWeights:
             first_row += len(piece)
         self._finish(weight, name, pieces)
 
+    def placement_of(self, name: str) -> Placement:
+        return self._placement.on_host if self.parameters[name].is_on_host else self._placement
+
+    def finished(self) -> Weights:
+        """Returns the weights, those in the host's memory last."""
+        names = sorted(self.weights, key=lambda name: name in self.parameters and self.parameters[name].is_on_host)
+        return {name: self.weights[name] for name in names}
+
     def _allocate(self, name: str, weight_format: WeightFormat, form: str) -> Weight:
         """Returns the weight with its filling, in blocks of `form` if it is one of blocks."""
-        shape, placement = self.parts[name].shape, self._placement
-        dtype = torch.float32 if self.parameters[name].role == "float32" else placement.dtype
+        shape, placement = self.parts[name].shape, self.placement_of(name)
+        dtype = dtype_in_format(self.parameters[name], weight_format, placement)
         try:
             weight = weight_format.allocate(shape, dtype, placement.device)
         except (RuntimeError, OSError) as error:
@@ -181,7 +189,7 @@ def load_weights(
     if wrong_shapes:
         raise BootError(f"weights do not fit config.json: {_shorten(wrong_shapes, '; ')}")
     shard_weights.conversions.log(placement)
-    return shard_weights.weights
+    return shard_weights.finished()
 
 
 Sources = Mapping[str, Sequence[StoredSource]]
@@ -221,9 +229,9 @@ def make_dummy_weights(shard: AnyShard, placement: Placement, report: Report) ->
                 pass
             case _:
                 values.normal_(std=DUMMY_STD, generator=generator)
-        shard_weights.add(name, [values])
+        shard_weights.add(name, [values.to(shard_weights.placement_of(name).device)])
         report("making random weights", num_done / len(shard_weights.parts))
-    return shard_weights.weights
+    return shard_weights.finished()
 
 
 Segments = Mapping[str, Sequence[Segment]]
@@ -245,13 +253,15 @@ def find_segments(shard: AnyShard, family: TensorNames, checkpoint: "Checkpoint"
     return {target: [segment for _, segment in sorted(of_target)] for target, of_target in segments.items()}
 
 
-def max_bytes(shard: AnyShard, placement: Placement, segments: Segments) -> int:
-    """Returns the maximum size of the loaded weights in bytes."""
+def max_bytes(shard: AnyShard, placement: Placement, segments: Segments, *, is_on_host: bool = False) -> int:
+    """Returns the maximum size in bytes of the loaded weights on the device, or of those that the host has for it."""
     num_bytes = 0
-    for parameter in _parameters_of(shard):
+    placement = placement.on_host if is_on_host else placement
+    for parameter in (each for each in _parameters_of(shard) if each.is_on_host == is_on_host):
         part = parameter.part(shard.rank, shard.num_ranks)
         weight_format = choose_format(parameter, part, placement, segments.get(parameter.name, ()))
-        num_bytes += weight_format.num_bytes(part.shape, placement.dtype) + ALIGNMENT
+        dtype = dtype_in_format(parameter, weight_format, placement)
+        num_bytes += weight_format.num_bytes(part.shape, dtype) + ALIGNMENT
         if placement.quantization is not None and parameter.role == "tied":
             num_bytes += QUANTIZING[placement.quantization].num_bytes(part.shape, placement.dtype)
     return num_bytes

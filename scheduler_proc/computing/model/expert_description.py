@@ -1,11 +1,17 @@
 """Describes a mixture of experts as plain values. Needs no torch."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from messages.errors import BootError
-from scheduler_proc.computing.model.description import BlockDescription, DenseMlpDescription, NormDescription
+from scheduler_proc.computing.model.description import (
+    BlockDescription,
+    DenseMlpDescription,
+    LayerDescription,
+    NormDescription,
+)
 from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, Split
 
 MAX_EXPERTS = 1024
@@ -20,7 +26,8 @@ class ExpertMlpDescription(BlockDescription):
     with `has_correction` learned numbers are added to the scores for the choice. `shared`: an MLP of all tokens, whose
     output is added; with `has_shared_gate` it is first multiplied by the sigmoid of a linear. `has_bias`: all linears
     of the router and the experts have one. `swiglu_alpha` and `swiglu_limit` are those of `swiglu_oai`. `has_scales`:
-    the share of a chosen expert is multiplied by a number of its own.
+    the share of a chosen expert is multiplied by a number of its own. `is_on_host`: experts are in the host's memory
+    and are computed there, other parts on the device.
     """
 
     num_experts: int
@@ -40,6 +47,7 @@ class ExpertMlpDescription(BlockDescription):
     swiglu_limit: float = 7.0
     has_bias: bool = False
     has_scales: bool = False
+    is_on_host: bool = False
 
     def __post_init__(self) -> None:
         if self.num_experts > MAX_EXPERTS:
@@ -96,16 +104,20 @@ class ExpertMlpDescription(BlockDescription):
         )
         for name, num_out, num_in, split in linears:
             linear, num_rows = f"{layer}.experts_{name}", num_experts * num_out
-            parameters.append(Parameter(f"{linear}.weight", (num_rows, num_in), "experts", split, num_experts))
+            weight = Parameter(f"{linear}.weight", (num_rows, num_in), "experts", split, num_experts, self.is_on_host)
+            parameters.append(weight)
             if self.has_bias:
                 bias_split = None if name == "out" else split
-                parameters.append(Parameter(f"{linear}.bias", (num_rows,), "bias", bias_split))
+                bias = Parameter(f"{linear}.bias", (num_rows,), "bias", bias_split, is_on_host=self.is_on_host)
+                parameters.append(bias)
         if self.has_bias:
             parameters.append(Parameter(f"{layer}.router.bias", (num_experts,), "bias"))
         if self.has_scales:
-            parameters.append(Parameter(f"{layer}.router.scales", (num_experts,), "norm"))
+            scales = Parameter(f"{layer}.router.scales", (num_experts,), "norm", is_on_host=self.is_on_host)
+            parameters.append(scales)
         if self.has_correction:
-            parameters.append(Parameter(f"{layer}.router_correction", (num_experts,), "float32"))
+            correction = Parameter(f"{layer}.router_correction", (num_experts,), "float32", is_on_host=self.is_on_host)
+            parameters.append(correction)
         if self.shared is not None:
             parameters += self.shared.parameters(f"{layer}.shared", hidden_size)
         if self.has_shared_gate:
@@ -142,3 +154,25 @@ class DenseAndExpertsDescription(BlockDescription):
             *self.experts.parameters(layer, hidden_size),
             *(Parameter(f"{layer}.{name}.weight", (hidden_size,), "norm") for name in SIDE_NORMS),
         ]
+
+
+def find_experts(layer: LayerDescription) -> ExpertMlpDescription | None:
+    """Returns the experts of a layer, if it has some."""
+    mlp = layer.mlp.experts if isinstance(layer.mlp, DenseAndExpertsDescription) else layer.mlp
+    return mlp if isinstance(mlp, ExpertMlpDescription) else None
+
+
+def on_host(layer: LayerDescription) -> LayerDescription:
+    """Returns the layer with its experts, if it has some, in the host's memory."""
+    match layer.mlp:
+        case ExpertMlpDescription():
+            return replace(layer, mlp=replace(layer.mlp, is_on_host=True))
+        case DenseAndExpertsDescription():
+            return replace(layer, mlp=replace(layer.mlp, experts=replace(layer.mlp.experts, is_on_host=True)))
+        case _:
+            return layer
+
+
+def find_host_layers(layers: Sequence[LayerDescription]) -> list[LayerDescription]:
+    """Returns the layers whose experts are in the host's memory."""
+    return [layer for layer in layers if (experts := find_experts(layer)) is not None and experts.is_on_host]

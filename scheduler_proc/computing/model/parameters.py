@@ -46,13 +46,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of the whole model. `num_stacked`: how many weights it has, one after another."""
+    """A parameter of the whole model. `num_stacked`: how many weights it has, one after another.
+
+    `is_on_host`: it is in the host's memory, whatever device computes the model.
+    """
 
     name: str
     shape: Shape
     role: Role
     split: Split = None
     num_stacked: int = 1
+    is_on_host: bool = False
 
     def stacked_rows(self, part: Part) -> int:
         """Returns the rows of each weight in a rank's part, which has some of the weights or some rows of all."""

@@ -16,6 +16,7 @@ from kernels.arguments.rows import PrefillRows
 from kernels.plans.decode_work import DecodeWork
 from messages.config.server import Config
 from messages.ring.steps import Batch
+from scheduler_proc.computing.step.host_parts import HostParts
 
 View = TypeVar("View")
 
@@ -118,6 +119,8 @@ class StepInputs:
     with those of the decode rows. `None` if that is not known."""
     features: Mapping[StepFeature[Any], Mapping[str, Tensor]] = field(default_factory=dict)
     """The columns of the features that the step has."""
+    host: HostParts | None = None
+    """Computes what the model has in the host's memory; `None` if that is nothing, or the device is the host."""
 
     @cached_property
     def _views(self) -> dict[StepFeature[Any], Any]:

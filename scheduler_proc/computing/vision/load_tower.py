@@ -44,7 +44,7 @@ def load_tower(config: Config, phase: Report) -> Tower:
     facts = config.facts.vision
     assert facts is not None, "the model has a tower"
     with refused_errors(facts.mmproj or config.facts.model_dir):
-        find_backend(config.model).load_kernels(phase)  # first: the model's dtype depends on them
+        find_backend(config.model).load_kernels(config.model, phase)  # first: the model's dtype depends on them
         found = _find(config, facts)
         shard = TowerShard(found.description)
         if found.files is None:
@@ -138,7 +138,7 @@ def _own_placement(config: Config, placement: Placement) -> Placement:
     """Returns where the tower is: with `--dtype auto` in its fastest dtype, which may not be the model's."""
     if config.model.dtype != "auto":
         return placement
-    return replace(placement, dtype=find_backend(config.model).tower_dtype(placement))
+    return replace(placement, dtype=find_backend(config.model).product_dtype(placement))
 
 
 def _open(config: Config, family: TowerFamily, file: GgufFile | None) -> tuple[Checkpoint, Names] | None:

@@ -48,9 +48,10 @@ class DraftPlanner(PageObserver):
         self._proposal_s = 0.0
         """The time of the latest plan's proposal."""
         self.proposal: DraftSteps | None = None
-        self.num_idle_plans = self._num_plans = 0
+        self.is_idle = False
+        self._num_idle_plans = self._num_plans = 0
         self._idle_reqs: list[Req] = []
-        """The rows of `num_idle_plans`."""
+        """The rows of the latest plan; their next `_num_idle_plans` plans need no search."""
         self._chunks: list[Chunk] = []
         self._num_tokens_left = 0
         """The draft tokens that the step may still get."""
@@ -66,15 +67,17 @@ class DraftPlanner(PageObserver):
 
         Tokens that a row's grammar forces precede those of the drafter. Each draft token has a recurrent state, if
         layers have any. In its own steps, the draft model computes the rest of `max_num_tokens` at most.
+
+        Rows whose latest tokens are in flight get none: a search of their other tokens decides about the plan after.
         """
         self._num_plans += 1
-        if self.num_idle_plans and rows.reqs == self._idle_reqs:
-            self.num_idle_plans -= 1
+        if self._num_idle_plans and rows.reqs == self._idle_reqs:
+            self._num_idle_plans -= 1
             return NO_CHUNKS  # most steps end here, so it must be cheap
         drafter, slots = self._drafter, self._slots
         draft_limit = max_num_tokens if slots is None else min(max_num_tokens, slots.num_for_drafts)
         proposed: list[tuple[Req, Draft, AcceptanceRate | None]] = []
-        num_idle_plans = MAX_SPARSE if self._model is None else 0
+        num_idle_plans, is_idle = MAX_SPARSE, drafter is not None
         for req, known in zip(rows.reqs, self._known.of(rows.reqs), strict=True):
             pending, num_tokens = req.pending, len(req.token_ids)
             if pending.grammar is None and num_tokens < known.idle_until:
@@ -93,10 +96,12 @@ class DraftPlanner(PageObserver):
                     known.idle_until -= self._num_plans % (draft.idle_until - num_tokens)
                 if draft.token_ids:
                     proposed.append((req, draft, None))
-            is_forced = pending.grammar is not None  # it may force tokens in any step
-            num_idle_plans = 0 if is_forced else min(num_idle_plans, max(0, known.idle_until - num_tokens - 1))
-        self.num_idle_plans, self._idle_reqs = num_idle_plans, rows.reqs[:]
-        if not proposed and self._model is None:
+            # A grammar may force tokens in any step.
+            is_idle = is_idle and pending.grammar is None and known.idle_until > num_tokens
+            num_idle_plans = min(num_idle_plans, known.idle_until - num_tokens - 1)
+        self.is_idle, self._idle_reqs = is_idle, rows.reqs[:]
+        self._num_idle_plans = num_idle_plans if is_idle else 0
+        if rows.future_token_indices or (not proposed and self._model is None):
             return NO_CHUNKS
         self._chunks, self._num_tokens_left, self._proposal_s = [], draft_limit, 0.0
         self._lengths.begin_step(len(rows))

@@ -51,6 +51,7 @@ class Delivery:
     def __init__(self, step_id: int, committed_ns: int = 0) -> None:
         self.token_ids: array[int] = array(INT32)
         self.committed_ns = committed_ns
+        self.num_draft_tokens = 0
         self._step_id = step_id
         self._uids: array[int] = array(INT64)
         self._attempts: array[int] = array(INT32)
@@ -106,6 +107,7 @@ class Delivery:
             tuple(self._prefilled),
             pack_counts(self._num_tokens),
             self.committed_ns,
+            num_draft_tokens=self.num_draft_tokens,
         )
 
 

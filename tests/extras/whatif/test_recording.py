@@ -45,7 +45,9 @@ WAKE_S = 0.0004
 """Until an idle scheduler runs."""
 
 FIRST = Arrival(list(range(9000, 9010)), 6, 9.0, pack_int32(range(70, 76)), "salt")
+REPEATS = pack_int32([*range(5), 70, *range(5), 71, *range(5), 72, 73, 74])
 ARRIVALS = [
+    Arrival(list(range(8)), 20, 0.0, REPEATS),
     *(arrival(range(100 * n, 100 * n + 3 + 11 * (n % 4)), 2 + 9 * (n % 3), 0.05 * n) for n in range(24)),
     FIRST,  # after an idle time, and then one that continues from its output
     Arrival(
@@ -108,10 +110,14 @@ class RecordedRunner(SimulatedRunner):
 
 
 def record(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, can_overlap: bool = False, late_ns: int = 0
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    can_overlap: bool = False,
+    late_ns: int = 0,
+    num_speculative_tokens: int = 0,
 ) -> tuple[ServedRequests, RecordedRunner]:
     """Returns the recorded requests; every fourth step reaches the frontend `late_ns` later than the others."""
-    config = make_config(SETTING, calibration())
+    config = make_config(SETTING, calibration(num_speculative_tokens=num_speculative_tokens))
     write_manifest(folder, make_manifest(config))
     runner = RecordedRunner(folder, monkeypatch, can_overlap, late_ns)
     runner.write_cut_frame()
@@ -119,9 +125,12 @@ def record(
     return served, runner
 
 
-def test_the_steps_of_a_recording_are_those_that_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    served, runner = record(tmp_path, monkeypatch)
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_the_steps_of_a_recording_are_those_that_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_drafts: int):
+    served, runner = record(tmp_path, monkeypatch, num_speculative_tokens=num_drafts)
     assert served.gauges["preemptions"]
+    assert bool(served.gauges["accepted_tokens"]) == bool(num_drafts)
+    assert (served.gauges["draft_tokens"] > served.gauges["accepted_tokens"]) == bool(num_drafts)
     sizes = [size_of_step(batch) for batch in runner.batches]
     found = read_recording(tmp_path).calibration
     assert [step.size for step in found.steps] == sizes
@@ -129,15 +138,24 @@ def test_the_steps_of_a_recording_are_those_that_ran(tmp_path: Path, monkeypatch
     expected = [MODEL.predict(size) + WAKE_S * (index in runner.woken_at) for index, size in enumerate(sizes)]
     assert [step.seconds for step in found.steps] == pytest.approx(expected)
     assert found.pipeline_s == pytest.approx(REPLY_NS / 1e9)
-    known = calibration(max_num_seqs=3, num_pages=17, model="known")
-    for name in ("model", "max_model_len", "block_size", "num_pages", "max_num_seqs", "max_num_batched_tokens"):
+    known = calibration(max_num_seqs=3, num_pages=17, num_speculative_tokens=num_drafts)
+    for name in (
+        "model",
+        "num_speculative_tokens",
+        "max_model_len",
+        "block_size",
+        "num_pages",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+    ):
         assert getattr(found, name) == getattr(known, name)
 
 
+@pytest.mark.parametrize("num_drafts", [0, 3])
 def test_its_own_settings_give_what_was_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], num_drafts: int
 ):
-    served, _ = record(tmp_path, monkeypatch)
+    served, _ = record(tmp_path, monkeypatch, num_speculative_tokens=num_drafts)
     monkeypatch.undo()
     assert main([str(tmp_path), "--json"]) == 0
     (outcome,) = json.loads(capsys.readouterr().out)["outcomes"]

@@ -14,6 +14,7 @@ from extras.whatif.outcome import simulate
 from extras.whatif.settings import Setting, check_possible, make_config
 from extras.whatif.simulation import SimulatedRunner, SimulatedStep
 from extras.whatif.traces import Arrival
+from messages.columns import pack_int32
 from messages.errors import UsageError
 from messages.ring.steps import Batch
 from scheduler_proc.step_times import StepTimes
@@ -168,6 +169,21 @@ def test_more_load_never_shortens_the_longest_wait():
     dense = [replace(one, at_s=one.at_s / 10) for one in arrivals]
     light, heavy = (simulate(some, calibration(), MODEL, SETTING).ttft.p99_ms for some in (arrivals, dense))
     assert heavy > light
+
+
+def test_recorded_tokens_that_repeat_come_in_fewer_steps_and_made_up_ones_do_not():
+    output_ids = pack_int32([*range(8), *range(8), 70, 71, 72, *range(8)])
+    drafting = calibration(num_speculative_tokens=3)
+    known, unknown = ([replace(arrival(range(8), 27), output_ids=tokens)] for tokens in (output_ids, b""))
+    served, batches = run(known, server=drafting)
+    assert served.gauges["output_tokens"] == 27
+    assert served.gauges["accepted_tokens"] > 10
+    assert len(batches) == 27 - served.gauges["accepted_tokens"]
+    on_gpu = calibration(num_speculative_tokens=3, can_overlap=True)
+    cases = (known, drafting), (known, drafting), (unknown, drafting), (known, on_gpu)
+    outcomes = [simulate(some, server, MODEL, SETTING) for some, server in cases]
+    assert [outcome.num_steps for outcome in outcomes] == [len(batches), len(batches), 27, 27]
+    assert outcomes[0] == outcomes[1]
 
 
 def test_a_cache_without_room_for_the_longest_request_is_refused_with_what_is_needed():

@@ -157,6 +157,7 @@ def compute(size: int, dtype: torch.dtype) -> None:
 
 def multiply(num_tokens: int, num_inputs: int, dtype: torch.dtype) -> None:
     x, weight = torch.randn(num_tokens, num_inputs).to(dtype), torch.randn(70, num_inputs).to(dtype)
+    packed_linear(x.float(), pack(weight), torch.randn(70), 70, "exact")
     out = packed_linear(x, pack(weight), torch.randn(70).to(dtype), 70, "tanh")
     assert bool(out.isfinite().all())
     bias = torch.randn(70).to(dtype)

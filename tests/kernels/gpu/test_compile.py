@@ -28,6 +28,7 @@ LEFT_OUT = (
     *("Falcon-H1", "Nemotron-H", "LFM2", "Granite-4.0-H, |(carry|prepare|decode|Qwen3-Next), float32"),
     *("paged_decode: heads of 256", "heads of 256, float32", "paged_decode: heads of 512$"),
     *("split_decode: (GPT-2 124M|heads of 512|merge, heads of 128)$", "plain_linear: sums of parts"),
+    "few_rows_linear: (heads|added|one part|gated, float32|added, float32|heads, dependent|gated, dependent)$",
     *("latent_decode: (DeepSeek|Mistral 4|M.*fixed|merge, 256|.*(fp8|float32))", "store_latents: (?!.*fp8)"),
     "latent_prefill: (?!Mistral 4)",
 )

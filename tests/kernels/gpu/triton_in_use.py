@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kernels.gpu import triton_kernels
+from kernels.gpu.fusions import fuse
 from kernels.gpu.launch_table import fix_launches
 from tests.kernels.cases import DEVICES
 
@@ -17,10 +18,10 @@ DEVICE = DEVICES[-1]
 
 
 @contextmanager
-def triton_in_use(*, is_fixed: bool = False) -> Iterator[Counter[str]]:
+def triton_in_use(*, is_fixed: bool = False, fusions: Sequence[str] = ()) -> Iterator[Counter[str]]:
     """Operations use the Triton kernels for tensors on `DEVICE`; counts the calls of each operation's kernel.
 
-    `is_fixed`: as with `--deterministic`.
+    `is_fixed`: as with `--deterministic`. `fusions`: see `kernels/gpu/fusions.py`.
 
     Skips the test without Triton, or if Triton does not fit the device.
     """
@@ -33,6 +34,7 @@ def triton_in_use(*, is_fixed: bool = False) -> Iterator[Counter[str]]:
         pytest.importorskip("tests.kernels.gpu.interpreter_tf32").make_tf32_right()
         pytest.importorskip("tests.kernels.gpu.interpreter_patches").make_faster()
     fix_launches(is_fixed)
+    fuse(*fusions)
     triton_kernels.load_triton_kernels(DEVICE)
     taken: Counter[str] = Counter()
     for name, found in list(triton_kernels._loaded.items()):
@@ -45,6 +47,7 @@ def triton_in_use(*, is_fixed: bool = False) -> Iterator[Counter[str]]:
     finally:
         triton_kernels._loaded.clear()
         fix_launches(False)
+        fuse()
 
 
 def _counted(name: str, found: triton_kernels.TritonKernel, taken: Counter[str]) -> triton_kernels.TritonKernel:

@@ -6,7 +6,15 @@ import torch
 from torch.nn import functional
 
 from kernels.cpu.library import find_kernel
-from kernels.operations.packed_linear import allocate_packed, has_packed_kernel, pack, pack_rows, packed_linear
+from kernels.operations.gelu import GeluKind
+from kernels.operations.packed_linear import (
+    allocate_packed,
+    has_packed_kernel,
+    has_rounding_kernel,
+    pack,
+    pack_rows,
+    packed_linear,
+)
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -62,6 +70,25 @@ def test_rows_are_the_same_bits_for_every_number_of_them(
     together = packed_linear(x, packed, bias, 165, activation)
     for num_tokens in range(1, 70):
         out = torch.full((num_tokens, 165), float("nan"), dtype=dtype)
+        assert torch.equal(packed_linear(x[:num_tokens], packed, bias, 165, activation, out), together[:num_tokens])
+
+
+@pytest.mark.parametrize("activation", [None, "tanh", "exact"])
+def test_weights_in_bfloat16_with_rows_in_float32(backend: str, activation: GeluKind | None) -> None:
+    """Only x is rounded: the error is that of sums in float32. Rows have the same bits in any batch."""
+    x, weight, bias = make_case(70, 96, 165, torch.float32)
+    packed = pack(weight.bfloat16())
+    expected = functional.linear(x.bfloat16().double(), weight.bfloat16().double(), bias.double())
+    if activation:
+        expected = functional.gelu(expected, approximate="tanh" if activation == "tanh" else "none")
+    together = packed_linear(x, packed, bias, 165, activation)
+    assert together.dtype == torch.float32
+    assert float((together.double() - expected).norm() / expected.norm()) < (5e-5 if activation else 1e-6)
+    assert has_rounding_kernel(x.device) == (backend in ("avx512", "amx"))
+    if not has_rounding_kernel(x.device):
+        return
+    for num_tokens in range(1, 70):
+        out = torch.full((num_tokens, 165), float("nan"))
         assert torch.equal(packed_linear(x[:num_tokens], packed, bias, 165, activation, out), together[:num_tokens])
 
 

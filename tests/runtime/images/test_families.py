@@ -119,7 +119,7 @@ def test_strips_are_refused_or_cheap(model: tuple[Rule, Reference]):
 def test_gemma_4_uses_the_budgets_it_was_trained_with(tmp_path: Path):
     rule = msgspec.convert(
         {**COMMON, "marker": "a", "placeholder": "a", "part": "a", "cell": 48, "max_tokens": 280}
-        | {"attends_both_ways": True},
+        | {"is_two_way": True},
         RULES["gemma4"],
     )
     counts = [rule.layout((1000, 1000), Budget(max_tokens=limit), 1).num_tokens for limit in (0, 10, 100, 300, 9999)]

@@ -127,7 +127,7 @@ TOWERS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"cell": 32, "min_pixels": 1024, "max_pixels": 16777216, "num_deepstack": 2},
     ),
     ("gemma3", {"image_size": 896, "patch_size": 14}, {"size": (896, 896), "num_tokens": 256, "filter": "bilinear"}),
-    ("gemma4v", {"image_size": 768, "patch_size": 16}, {"cell": 48, "max_tokens": 280, "attends_both_ways": True}),
+    ("gemma4v", {"image_size": 768, "patch_size": 16}, {"cell": 48, "max_tokens": 280, "is_two_way": True}),
     ("pixtral", {"image_size": 1540, "patch_size": 14, "spatial_merge_size": 2}, {"cell": 28, "longest_edge": 1540}),
     ("internvl", {"image_size": 448, "patch_size": 14}, {"tile": (448, 448), "tile_tokens": 256, "max_tiles": 12}),
     ("lfm2", {"image_size": 256, "patch_size": 16}, {"cell": 32, "max_tokens": 256, "tile": 512}),

@@ -38,6 +38,8 @@ class CpuBackend:
         return True
 
     def find_placement(self, model: ModelConfig, cache: CacheConfig, hf_config: HfConfig, number: int = 1) -> Placement:
+        if model.cpu_experts != "none":
+            raise BootError("--cpu-experts: on a CPU all weights are in the host's memory; leave the flag out")
         if model.dtype == "float16":
             refuse_quantization(model, "with --dtype float16")
         dtype, kv_numbers = auto_dtype() if model.dtype == "auto" else DTYPES[model.dtype], None
@@ -59,7 +61,7 @@ class CpuBackend:
         number = config.max_local_engines, place.engine, *_place_here(config, place)
         set_threads(config.model.cpu_threads, *number, may_wait=run.pipeline_parallel > 1)
 
-    def load_kernels(self, report: Report) -> None:
+    def load_kernels(self, model: ModelConfig, report: Report) -> None:
         load_kernels(report)
 
     def join_ranks(self, meeting: Meeting, name: str, rank: int, size: int) -> ParallelGroup:
@@ -69,7 +71,7 @@ class CpuBackend:
     def free_bytes(self, config: Config, placement: Placement) -> int:
         return available_memory_bytes(MEMORY_INFO, CGROUP)
 
-    def tower_dtype(self, placement: Placement) -> torch.dtype:
+    def product_dtype(self, placement: Placement) -> torch.dtype:
         return fastest_product_dtype()
 
     def step_bytes(self, model: ModelDescription, placement: Placement, limits: StepLimits) -> int:

@@ -7,10 +7,12 @@ from typing import Any
 import torch
 import torch.distributed as distributed
 
+from kernels.cpu.library import load_kernels
 from kernels.dispatch import has_fp8
 from messages.config.server import CacheConfig, Config, ModelConfig
 from messages.errors import BootError
 from scheduler_proc.computing.backends.backend import ModelParts, OwnWeights, Place, RunnerFactory
+from scheduler_proc.computing.backends.cpu.cores import set_threads
 from scheduler_proc.computing.backends.cuda.device import CudaDevice
 from scheduler_proc.computing.backends.cuda.loading import GpuRunnerFactory
 from scheduler_proc.computing.hf_config import HfConfig
@@ -31,7 +33,9 @@ class CudaBackend:
 
     def find_placement(self, model: ModelConfig, cache: CacheConfig, hf_config: HfConfig, number: int = 1) -> Placement:
         device = _find_gpu(model.devices, number)
-        refuse_quantization(model, "on CUDA")
+        host_quantization = None if model.quantization == "none" else model.quantization
+        if model.cpu_experts == "none":
+            refuse_quantization(model, "on CUDA")
         if model.dtype == "auto":
             stored = hf_config.text("dtype", hf_config.text("torch_dtype", "bfloat16"))
             dtype = torch.float16 if stored == "float16" else torch.bfloat16
@@ -44,29 +48,43 @@ class CudaBackend:
             )
         if kv_codes is not None and cache.block_size == 1:
             raise BootError("--kv-cache-dtype fp8: pages need 2 tokens or more on CUDA; raise --block-size")
-        return Placement(device, dtype, kv_codes=kv_codes)
+        return Placement(device, dtype, host_quantization=host_quantization, kv_codes=kv_codes)
 
     def check_model(self, config: Config, model: ModelDescription | None) -> None:
         if config.run.pipeline_parallel > 1:
             raise BootError(
                 "--pipeline-parallel: stages have never been run on GPUs; use --tensor-parallel, or --device cpu"
             )
-        if not config.model.deterministic:
-            return
-        for is_refused, reason in (
-            (config.run.tensor_parallel > 1, "NCCL's sums of several ranks depend on the step; use --data-parallel"),
-            (model is None, "torch's products in transformers' code depend on the step; take a family in README.md"),
+        flags, is_divided = config.model, config.run.tensor_parallel > 1
+        has_host_experts = flags.cpu_experts != "none"
+        for flag, is_refused, reason in (
+            ("cpu-experts", has_host_experts and is_divided, "several ranks have no experts in the host's memory"),
+            ("cpu-experts", has_host_experts and model is None, "transformers' code has its experts on the GPU"),
+            ("deterministic", has_host_experts, "--cpu-experts computes with kernels of the CPU, whose bits differ"),
+            ("deterministic", is_divided, "NCCL's sums of several ranks depend on the step; use --data-parallel"),
+            (
+                "deterministic",
+                model is None,
+                "torch's products in transformers' code depend on the step; take a family in README.md",
+            ),
         ):
-            if is_refused:
-                raise BootError(f"--deterministic: {reason}, or leave the flag out")
+            if is_refused and (flag == "cpu-experts" or flags.deterministic):
+                raise BootError(f"--{flag}: {reason}, or leave the flag out")
 
     def bind(self, config: Config, placement: Placement, place: Place) -> None:
         """Libraries that are given no device, such as Triton, use this GPU afterwards."""
         if placement.device.index:
             torch.cuda.set_device(placement.device)
+        if config.model.cpu_experts != "none":
+            set_threads(config.model.cpu_threads, config.max_local_engines, place.engine)
 
-    def load_kernels(self, report: Report) -> None:
-        """The factory loads Triton's kernels: it reports if they cannot be used."""
+    def load_kernels(self, model: ModelConfig, report: Report) -> None:
+        """Loads the kernels of experts in the host's memory.
+
+        The factory loads Triton's kernels: it reports if they cannot be used.
+        """
+        if model.cpu_experts != "none":
+            load_kernels(report)
 
     def join_ranks(self, meeting: Meeting, name: str, rank: int, size: int) -> ParallelGroup:
         """Connects the ranks with NCCL."""
@@ -76,7 +94,7 @@ class CudaBackend:
         free_bytes, total_bytes = torch.cuda.mem_get_info(placement.device)
         return int(total_bytes * config.cache.gpu_memory_utilization) - (total_bytes - free_bytes)
 
-    def tower_dtype(self, placement: Placement) -> torch.dtype:
+    def product_dtype(self, placement: Placement) -> torch.dtype:
         return placement.dtype
 
     def step_bytes(self, model: ModelDescription, placement: Placement, limits: StepLimits) -> None:

@@ -5,7 +5,7 @@ have a device that does the same on a CPU, as late as possible.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ class CudaDevice:
 
     def __init__(self, torch_device: torch.device):
         self.torch_device = torch_device
+        self._capture: _PiecewiseCapture | None = None
         self._sending = torch.cuda.Stream(torch_device)
         self._fetching = torch.cuda.Stream(torch_device)
 
@@ -81,11 +82,12 @@ class CudaDevice:
         Raises `BootError` if that fails: torch's allocator then still takes this thread's memory from the pool of the
         graph, and never gives it back.
         """
-        graph = torch.cuda.CUDAGraph()
         failure: Exception | None = None
+        context = torch.cuda.graph(torch.cuda.CUDAGraph(), pool=pool)
+        self._capture = pieces = _PiecewiseCapture(context)
         try:
             # A failed capture may leave its stream as the current one: the outer context restores it.
-            with torch.cuda.stream(torch.cuda.current_stream(self.torch_device)), torch.cuda.graph(graph, pool=pool):
+            with torch.cuda.stream(torch.cuda.current_stream(self.torch_device)), context:
                 try:
                     work()
                 except Exception as error:
@@ -95,7 +97,31 @@ class CudaDevice:
             # If the work has failed, the end of the capture fails too, without the reason.
             cause = failure or error
             raise capture_failure(cause) from cause
-        return graph.replay
+        finally:
+            self._capture = None
+        return pieces.replay
+
+    @property
+    def is_capturing(self) -> bool:
+        return self._capture is not None
+
+    def on_host(self, work: Work) -> None:
+        """Makes the host do the work at this place of a step, after all launches before it: now, or in each replay."""
+        if self._capture is None:
+            work()
+        else:
+            self._capture.interrupt(work)
+
+    def new_event(self) -> "HostEvent":
+        return torch.cuda.Event()
+
+    def copy_out(self, tensor: Tensor, host: Tensor) -> None:
+        """Launches a copy to pinned memory; an event recorded later shows its end."""
+        host.copy_(tensor, non_blocking=True)
+
+    def copy_in(self, host: Tensor) -> Tensor:
+        """Returns a copy of pinned memory for the work launched next; the memory is read until that work begins."""
+        return host.to(self.torch_device, non_blocking=True)
 
     def memory(self) -> tuple[int, int]:
         """Returns the free and the total bytes, once all launched work is done."""
@@ -112,6 +138,37 @@ class CudaDevice:
             torch.cuda.synchronize(self.torch_device)
         except RuntimeError as error:
             raise _end_of(error) from error
+
+
+class HostEvent(Protocol):
+    """A place in the work of a device."""
+
+    def record(self) -> None:
+        """The place is behind everything launched so far."""
+
+    def synchronize(self) -> None:
+        """Waits until the device has come to the place that was recorded last."""
+
+
+class _PiecewiseCapture:
+    """Graphs in one pool, captured in `context` one after another, with work of the host in between."""
+
+    def __init__(self, context: torch.cuda.graph):
+        self._context = context
+        self._before: list[Work] = []
+
+    def interrupt(self, work: Work) -> None:
+        """Ends a graph, and begins the next one, before whose launch the host does the work."""
+        context = self._context
+        context.cuda_graph.capture_end()
+        self._before += [context.cuda_graph.replay, work]
+        context.cuda_graph = torch.cuda.CUDAGraph()
+        context.cuda_graph.capture_begin(*context.pool, capture_error_mode=context.capture_error_mode)
+
+    def replay(self) -> None:
+        for do in self._before:
+            do()
+        self._context.cuda_graph.replay()
 
 
 class _OnItsWay:

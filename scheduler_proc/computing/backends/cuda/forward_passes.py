@@ -7,6 +7,7 @@ Shape legend: N tokens that go to the head, E embedding size.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from messages.ring.steps import Batch
 from scheduler_proc.computing.backends.cuda.attention_plans import AttentionPlans
 from scheduler_proc.computing.backends.cuda.captured_steps import CapturedSteps
 from scheduler_proc.computing.backends.cuda.device import CudaDevice
+from scheduler_proc.computing.backends.cuda.host_parts import GpuHostParts, open_host_parts
 from scheduler_proc.computing.device import Forward
 from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors
 from scheduler_proc.computing.model.decoder import Decoder
@@ -53,6 +55,7 @@ class GpuForwardPasses:
         self._device = device
         self._attention = attention
         self._shapes = StepShapes(limits)
+        self.host: GpuHostParts | None = open_host_parts(device, decoder, limits)
         self.last_tokens: Tensor | None = None
         self.can_plan_ahead = False
         self.captured: CapturedSteps | None = None
@@ -104,9 +107,12 @@ class GpuForwardPasses:
         if self.captured is None:
             return 0
         shapes = self._shapes.largest() if is_rehearsal else self._shapes.all()
+        num_estimated = 0 if self.host is not None else len(self._shapes.all()) - len(shapes)
+        if self.host is not None:
+            shapes = self.host.choose_shapes(self._shapes.all())
         with torch.inference_mode():
             num_bytes = self.captured.capture(shapes, self._forward, report)
-        return num_bytes + (len(self._shapes.all()) - len(shapes)) * MORE_GRAPH_BYTES
+        return num_bytes + num_estimated * MORE_GRAPH_BYTES
 
     def _exact_shape(self, batch: Batch) -> StepShape:
         shape = shape_of(batch)
@@ -122,4 +128,6 @@ class GpuForwardPasses:
         """Returns what the head reads, [N, E]."""
         if step.num_decode_rows and self.last_tokens is not None:
             take_tokens(step.token_ids, step.future_token_indices, self.last_tokens)
+        if self.host is not None:
+            step = replace(step, host=self.host)
         return self._decoder.forward(step, self.cache.layers, hidden_SE=self.cache.hidden)

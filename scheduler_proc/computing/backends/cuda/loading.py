@@ -17,6 +17,7 @@ from scheduler_proc.computing.backends.cuda.attention_plans import AttentionPlan
 from scheduler_proc.computing.backends.cuda.device import CudaDevice, reason_of
 from scheduler_proc.computing.backends.cuda.forward_passes import GpuForwardPasses
 from scheduler_proc.computing.kv_cache.kv_tensors import GIB, KVTensors, pages_per_context
+from scheduler_proc.computing.model.expert_description import find_host_layers
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.runner import MakeRunner, Runner
 from scheduler_proc.computing.step.dummy_batch import plan_dummy_batch, plan_warm_ups
@@ -46,7 +47,7 @@ class GpuRunnerFactory:
         self._can_capture = not model.config.model.enforce_eager
 
     def make_runner(self, cache: KVTensors) -> Runner:
-        may_overlap = self._config.scheduling.overlap
+        may_overlap = self._config.scheduling.overlap and not find_host_layers(self._decoder.model.layers)
         passes = GpuForwardPasses(self._decoder, cache, self.device, self._limits, self._attention, may_overlap)
         return Runner(self._decoder, self.device, passes, self._limits, cache.num_pages)
 
@@ -80,6 +81,9 @@ class GpuRunnerFactory:
         for batch in plan_warm_ups(self._config, runner.max_num_batched_tokens):
             self._try(partial(runner.run, batch))
         self._capture(runner)
+        assert isinstance(runner.forward_passes, GpuForwardPasses)
+        if runner.forward_passes.host is not None:
+            runner.forward_passes.host.is_loading = False
         return "; ".join(self._degraded)
 
     def populate(self, cache: KVTensors, report: Report, *, is_file: bool) -> None:

@@ -18,10 +18,10 @@ from kernels.operations.paged_prefill import paged_prefill
 from kernels.operations.rms_norm import rms_norm
 from kernels.operations.rotate_store import rotate_store
 from kernels.operations.sigmoid_gate import sigmoid_gate
-from scheduler_proc.computing.model.attention_description import QK_NORMS, AttentionDescription
+from scheduler_proc.computing.model.attention_description import AttentionDescription
+from scheduler_proc.computing.model.blocks.attention_parts import pop_head_norms, pop_options
 from scheduler_proc.computing.model.blocks.context import BlockContext
-from scheduler_proc.computing.model.blocks.norm import pop_scale
-from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel, pop_tensor
+from scheduler_proc.computing.model.blocks.weights import Weights, pop_linear, pop_row_parallel
 from scheduler_proc.computing.model.workspace import LayerRows, fit
 from scheduler_proc.computing.parallel import ParallelGroup
 from scheduler_proc.computing.step.features.axes import AXES
@@ -31,9 +31,6 @@ from scheduler_proc.computing.step.inputs import AttentionKind, StepInputs
 
 
 class Block:
-    _head_norms: HeadNorms | None = None
-    _whole_norms: HeadNorms | None = None
-
     @staticmethod
     def open_cache(tensors: Sequence[Tensor], page_size: int) -> PagedKV:
         """Returns the cache whose tensors are K, V and, of codes, their scales."""
@@ -43,21 +40,12 @@ class Block:
     def __init__(self, layer: str, attention: AttentionDescription, weights: Weights, context: BlockContext):
         self._kind = attention.kind
         self._head_dim, self._qkv_size = attention.head_dim, attention.qkv_size
-        sinks = pop_tensor(weights, f"{layer}.sinks").float() if attention.has_sinks else None
-        options = attention.window, attention.softcap, sinks, context.biases, attention.sees_spans
-        self._options = AttentionOptions(attention.scale, *options)
+        self._options = pop_options(layer, attention, weights, context)
         self._qkv = pop_linear(weights, f"{layer}.qkv")
         self._gate = pop_linear(weights, f"{layer}.attention_gate") if attention.has_gate else None
         self._stores = attention.kv_layer is None
-        if attention.qk_norm is not None:
-            names = QK_NORMS if self._stores else QK_NORMS[:1]
-            query, *keys = (pop_scale(weights, f"{layer}.{name}", attention.qk_norm) for name in names)
-            value = torch.ones_like(query) if attention.norms_values else None
-            norms = HeadNorms(query, keys[0] if keys else query, attention.qk_norm.eps, value)
-            if attention.norms_whole_qk:
-                self._whole_norms = norms
-            else:
-                self._head_norms = norms
+        norms = pop_head_norms(layer, attention, weights)
+        self._whole_norms, self._head_norms = (norms, None) if attention.norms_whole_qk else (None, norms)
         self._parallel = context.parallel
         self._out = pop_row_parallel(weights, f"{layer}.attention_out", context.parallel)
         self._rope_tables = attention.rope and context.rope_tables(attention.rope, attention.head_dim)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.operations.rescale import rescale
 from scheduler_proc.computing.model.blocks.context import BlockContext
+from scheduler_proc.computing.model.blocks.few_rows import find_few_rows
 from scheduler_proc.computing.model.blocks.layer_inputs import InputGate, gate_parameters
 from scheduler_proc.computing.model.blocks.norm import Norm, norm_parameters
 from scheduler_proc.computing.model.blocks.registry import BLOCKS
@@ -82,6 +83,7 @@ class Layer:
         def make(block: BlockDescription) -> Any:
             return BLOCKS[type(block)](name, block, weights, context)
 
+        self._few_rows = find_few_rows(name, layer, weights, context)
         norms = {norm: Norm(f"{name}.{norm}", description, weights) for norm, description in _norms_of(layer).items()}
         self._attention_norm, self._attention_out_norm = norms.get("attention_norm"), norms.get("attention_out_norm")
         self._mlp_norm, self._mlp_out_norm = norms.get("mlp_norm"), norms.get("mlp_out_norm")
@@ -99,6 +101,10 @@ class Layer:
         With `is_narrow`, only `step.head_tokens` are computed after that: the last layer needs no others.
         """
         rows, room = stream.rows, stream.room
+        if self._few_rows is not None and not is_narrow and self._few_rows.takes(rows, stream.residual):
+            self._few_rows.apply(_add_and_norm(None, stream), rows, stream.attended, memory[0])
+            stream.update = None
+            return
         narrow = None
         if is_narrow:
             narrow = rows.narrowed(rows.step.head_tokens), room.take(len(rows.step.head_tokens))

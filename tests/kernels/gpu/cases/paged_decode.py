@@ -17,6 +17,7 @@ _SIGNATURE = (
     dict.fromkeys(("query", "keys", "values", "key_scales", "value_scales", "out"), "*bf16:16")
     | dict.fromkeys(("page_tables", "plan", "counters"), "*i32:16")
     | dict.fromkeys(("partials", "lses", "sinks"), "*fp32:16")
+    | {"next_weight": "*bf16:16"}
     | {"scale_log2": "fp32", "cap_log2": "fp32", "query_stride": "i32:16", "table_stride": "i32"}
 )
 _MAX_REGISTERS = {2: 232, 4: 168, 8: 168}
@@ -77,4 +78,5 @@ COMPILE_CASES = (
     ),
     in_float32(_MERGE_CASES[0]),
     with_options(_CASES["Qwen3-0.6B, merges"], _MAX_REGISTERS[2], HAS_CAP=True, HAS_SINKS=True),
+    with_options(_CASES["Qwen3-0.6B, merges"], _MAX_REGISTERS[2], NEXT_LINES=32768, IS_DEPENDENT=True),
 )

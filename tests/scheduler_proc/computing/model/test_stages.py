@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from messages.config.server import ModelConfig
 from scheduler_proc.computing.backends.cpu.backend import CpuBackend
 from scheduler_proc.computing.hf_config import read_hf_config
 from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors, allocate_cache
@@ -36,7 +37,7 @@ class Model:
         hf_config = read_hf_config(path)
         self.family = find_family(hf_config)
         backend = CpuBackend()
-        backend.load_kernels(lambda text, part: None)
+        backend.load_kernels(ModelConfig(), lambda text, part: None)
         self.placement = backend.find_placement(self.config.model, self.config.cache, hf_config)
         self.description = self.family.describe(hf_config, self.config.facts.max_model_len)
         self.num_layers, self.path = len(self.description.layers), path

@@ -8,12 +8,14 @@ import pytest
 from messages.columns import pack_int32, unpack_int32
 from messages.ring.requests import AbortMsg, StopSeen
 from messages.ring.steps import Batch, ForwardOutput
+from scheduler_proc.computing.step.packing import only_samples
 from scheduler_proc.deciding.drafting.drafts import Draft
 from scheduler_proc.deciding.pages.running_request import Req
 from scheduler_proc.deciding.row_results import num_accepted
 from scheduler_proc.deciding.sampling.grammars import RequestGrammar
 from tests.scheduler_proc.clients import EOS, VOCAB_SIZE, Bench, user_msg
 from tests.scheduler_proc.overlapped import OverlappedBench
+from tests.scheduler_proc.planned_ahead import AheadBench, AheadRunner
 from tests.scheduler_proc.simulated_grammar import grammar_of
 from tests.scheduler_proc.simulated_runner import check_shapes, expected_logprobs, expected_output
 
@@ -220,6 +222,39 @@ def test_no_step_is_planned_behind_one_with_drafts():
     drafted = [batch for batch in bench.runner.batches if batch.num_drafts]
     assert drafted
     assert bench.gauge("steps_ahead") == 0
+
+
+class Rare:
+    """Proposes nothing for 4 tokens after each search, except in the first two after the 9th token."""
+
+    def __init__(self, output: list[int]):
+        self.output = output
+        self.found_at: list[int] = []
+
+    def propose(self, req: Req, max_tokens: int) -> Draft:
+        num_output = len(req.token_ids) - len(PROMPT)
+        if num_output >= 9 and len(self.found_at) < 2:
+            self.found_at.append(num_output)
+            return Draft(array("i", self.output[num_output : num_output + 3]), [1.0] * 3)
+        return Draft(array("i"), (), len(req.token_ids) + 4)
+
+
+def test_rare_searches_run_behind_the_step_in_flight_and_the_step_after_the_plan_has_the_drafts(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(AheadRunner, "has_ended", lambda _, launched: not only_samples(launched.batch))
+    monkeypatch.setattr(AheadBench, "has_news", lambda _: False)
+    message = user_msg(1, PROMPT, 30, ignore_eos=True)
+    drafter = Rare(expected_output(PROMPT, message.sampling_params, VOCAB_SIZE, 64))
+    bench = AheadBench(drafter=drafter)
+    bench.send(message)
+    bench.run()
+    assert bench.output(1) == drafter.output[:30]
+    assert drafter.found_at[1] == drafter.found_at[0] + 2, (
+        "without the token in flight, and with it and the planned one"
+    )
+    assert bench.gauge("accepted_tokens") == 3
+    assert bench.gauge("steps_ahead") == bench.gauge("steps") - 4, "the prompt, the first search, the drafts, and after"
 
 
 class Idle:

@@ -2,7 +2,8 @@
 
     python -m tests.scheduler_proc.computing.backends.cuda.compilations MODEL [FLAG ...] [--compile]
 
-FLAG is --enforce-eager or --deterministic. Weights in blocks, of a GGUF file, are computed in planes.
+FLAG is --enforce-eager, --deterministic, or --fused for all of `FUSIONS`. Weights in blocks, of a GGUF
+file, are computed in planes.
 
 It needs no GPU: Triton chooses each specialization as for a Hopper GPU, notes it, and neither compiles nor launches it.
 So tokens mean nothing. Tensors are on the CPU, where memory is aligned as on a GPU or better. MODEL is a directory or a
@@ -32,6 +33,7 @@ from triton.runtime import driver as active_driver
 from benchmarks.bench_http import TOKENIZER
 from benchmarks.model_shapes import SHAPES, make_shape, with_window_pages, write_model
 from kernels.formats import plain, registry
+from kernels.gpu.fusions import FUSIONS, fuse
 from kernels.gpu.triton_kernels import load_triton_kernels
 from messages.columns import pack_float32, pack_int32
 from messages.ring.requests import SamplingParams
@@ -106,6 +108,7 @@ def main() -> None:
     # On a GPU weights that are no blocks are plain; their products are Triton's with --deterministic alone.
     formats.has_packed_kernel, plain.is_on_cpu = (lambda _: False), (lambda _: False)
     torch.empty, torch.empty_like = _of_zeros(torch.empty), _of_zeros(torch.empty_like)
+    fuse(*(FUSIONS if "--fused" in sys.argv else ()))
     flags = {
         "max_num_seqs": MAX_ROWS,
         "max_num_batched_tokens": 256,

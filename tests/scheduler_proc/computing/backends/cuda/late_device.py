@@ -1,5 +1,6 @@
 """A GPU's stand-in on the CPU, as late as possible: work is done when its result is requested."""
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -8,9 +9,10 @@ from threading import Lock
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
-from messages.config.server import CacheConfig, ModelConfig
+from messages.config.server import CacheConfig, Config, ModelConfig
 from scheduler_proc.computing import load_runner
 from scheduler_proc.computing.backends.cpu.backend import CpuBackend
 from scheduler_proc.computing.backends.cuda import loading
@@ -40,8 +42,28 @@ def waiting_refused() -> Iterator[None]:
         yield
 
 
+class LateEvent:
+    """A place in the work of a `LateDevice`."""
+
+    def __init__(self, device: "LateDevice"):
+        self._device = device
+        self._copies: list[tuple[Tensor, Tensor]] = []
+
+    def record(self) -> None:
+        self._copies = self._device.take_copies()
+
+    def synchronize(self) -> None:
+        """Until now copies to the host had not begun, and copies from there could still read its memory."""
+        self._device.check_read()
+        for tensor, host in self._copies:
+            host.copy_(tensor)
+        self._copies = []
+
+
 class LateDevice(CudaDevice):
     """Does submitted work in order, as late as possible: when its result, or a later one, is requested.
+
+    Copies to the host are done when an event behind them is waited for; those from the host may read until then.
 
     A "graph" repeats the captured work; after `num_captures` captures, the next fails by `capture_error`. Buffers hold
     garbage. Any thread may wait. Without `may_wait`, work must not read the values of tensors.
@@ -63,6 +85,9 @@ class LateDevice(CudaDevice):
         self._around = nullcontext if may_wait else waiting_refused
         self._work: deque[_LateWork] = deque()
         self._is_working = Lock()
+        self._capture = None
+        self._copies_out: list[tuple[Tensor, Tensor]] = []
+        self._copies_in: list[tuple[Tensor, Tensor]] = []
 
     def allocate_host(self, num_bytes: int) -> Tensor:
         return torch.full((num_bytes,), GARBAGE, dtype=torch.uint8)
@@ -93,6 +118,29 @@ class LateDevice(CudaDevice):
             work()
 
         return replay
+
+    def new_event(self) -> LateEvent:
+        return LateEvent(self)
+
+    def copy_out(self, tensor: Tensor, host: Tensor) -> None:
+        host.view(torch.uint8).fill_(GARBAGE)
+        self._copies_out.append((tensor.clone(), host))
+
+    def copy_in(self, host: Tensor) -> Tensor:
+        copy = host.clone()
+        self._copies_in.append((host, copy))
+        return copy.clone()
+
+    def take_copies(self) -> list[tuple[Tensor, Tensor]]:
+        """Returns the copies to the host that were launched since the last call."""
+        copies, self._copies_out = self._copies_out, []
+        return copies
+
+    def check_read(self) -> None:
+        """All copies from the host have been done; fails if their memory has changed since they were launched."""
+        for host, copy in self._copies_in:
+            assert torch.equal(host.view(torch.uint8), copy.view(torch.uint8)), "memory was written while it was copied"
+        self._copies_in.clear()
 
     def memory(self) -> tuple[int, int]:
         self.do_until(None)
@@ -134,10 +182,17 @@ class LateBackend(CudaBackend):
         self._make_device = make_device
 
     def find_placement(self, model: ModelConfig, cache: CacheConfig, hf_config: HfConfig, number: int = 1) -> Placement:
-        return CpuBackend().find_placement(model, cache, hf_config, number)
+        format_name = "none" if model.cpu_experts == "none" else model.quantization
+        flags = replace(model, cpu_experts="none", quantization="none" if format_name != "none" else model.quantization)
+        placement = CpuBackend().find_placement(flags, cache, hf_config, number)
+        return dataclasses.replace(placement, host_quantization=None if format_name == "none" else format_name)
 
     def join_ranks(self, meeting: Meeting, name: str, rank: int, size: int) -> ParallelGroup:
         return CpuBackend().join_ranks(meeting, name, rank, size)
+
+    def free_bytes(self, config: Config, placement: Placement) -> int:
+        free_bytes, total_bytes = self._make_device().memory()
+        return int(total_bytes * config.cache.gpu_memory_utilization) - (total_bytes - free_bytes)
 
     def open_device(self, placement: Placement) -> CudaDevice:
         return self._make_device()

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ def find_compilations() -> Iterator[Find]:
     ("variant", "shape", "flags"),
     [
         ("qwen3-gqa-tied", {"vocab_size": 10_000, "num_hidden_layers": 2} | WINDOWS, []),
+        ("qwen3-gqa-tied", {"vocab_size": 10_000, "num_hidden_layers": 1, "head_dim": 64}, ["--fused"]),
         ("gpt2", {"vocab_size": 10_001, "n_layer": 1}, ["--enforce-eager"]),
         ("qwen3moe", {"vocab_size": 10_000, "num_hidden_layers": 1}, ["--enforce-eager"]),
     ],
@@ -76,6 +78,7 @@ def test_all_kernels_are_compiled_at_load(
         "norm_kernel",
         "take_tokens_kernel",
     } <= names
+    assert (Counter(text.partition("[")[0] for text in found["loaded"])["multiply_few"] == 4) == ("--fused" in flags)
     assert len(found["loaded"]) < (40 if "moe" in variant else 35), "specializations differ that need not"
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.gpu.fusions import FUSIONS, fuse
 from messages.errors import BootError
 from messages.ring.requests import SamplingParams
 from scheduler_proc.computing.backends.cuda.device import CudaDevice
@@ -74,6 +75,21 @@ def test_captured_latent_attention_has_the_tokens_of_a_cpu(tmp_path: Path, varia
     captured, on_cpu = load(tmp_path), load_runner(make_config(tmp_path), ignore_report)
     assert num_graphs(captured) == 12
     assert generate(captured, PROMPTS, 12, schedule, GREEDY) == generate(on_cpu, PROMPTS, 12, schedule, GREEDY)
+
+
+def test_kernels_of_few_rows_give_the_same_tokens(tmp_path: Path) -> None:
+    """One after the other, and each launched before the last one has ended; in float32, captured and not."""
+    build_checkpoint(tmp_path, "qwen3-biases-untied", head_dim=64)
+    schedule = Schedule(chunk_tokens=7, stagger=1, seed=5)
+    expected = generate(load(tmp_path), PROMPTS, 12, schedule, GREEDY)
+    try:
+        for fusions in (FUSIONS[:1], FUSIONS):
+            fuse(*fusions)
+            for is_eager in (False, True):
+                runner = load(tmp_path, enforce_eager=is_eager)
+                assert generate(runner, PROMPTS, 12, schedule, GREEDY) == expected
+    finally:
+        fuse()
 
 
 def test_overlapped_steps_give_the_same_tokens(model_dir: Path) -> None:

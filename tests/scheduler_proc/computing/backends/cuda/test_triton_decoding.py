@@ -106,6 +106,22 @@ def test_triton_kernels_give_the_tokens_of_transformers(
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU every test of the runner takes the Triton kernels")
+def test_few_rows_give_the_tokens_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With norms of heads, biases and windows; heads have a usual size. If a step has prompts, its last layer computes
+    only tokens that go to the head, by other kernels."""
+    monkeypatch.setattr(formats, "has_packed_kernel", lambda weight: False)
+    shape: dict[str, Any] = {"num_hidden_layers": 2, "head_dim": 64, "max_window_layers": 1}
+    shape |= {"use_sliding_window": True, "sliding_window": 4}
+    model = build_checkpoint(tmp_path, "qwen3-biases-untied", **shape)
+    runner = load_runner(make_config(tmp_path, block_size=4, num_pages=32), lambda text, fraction: None)
+    with triton_in_use(fusions=("few_rows",)) as taken:
+        outputs = generate(runner, PROMPTS, NUM_TOKENS, Schedule(chunk_tokens=3, stagger=1, page_size=4))
+    assert taken["few_rows_linear"] > 4 * taken["rotate_store"] > 0
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        assert_greedy(model, prompt, output, f"prompt of {len(prompt)}")
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU every test of the runner takes the Triton kernels")
 def test_adapters_give_the_tokens_of_the_merged_model(tmp_path: Path) -> None:
     model = build_checkpoint(tmp_path / "model", "llama-gqa-tied", **ONE_LAYER)
     runner = load_runner(make_config(tmp_path / "model", block_size=4, num_pages=32, max_loras=2), lambda *_: None)
