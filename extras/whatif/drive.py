@@ -71,14 +71,16 @@ def serve(
     times: StepTimes,
     until_s: float = math.inf,
     draw_jitter_s: Callable[[], float] = lambda: 0.0,
+    cpu_clock: Callable[[], float] | None = None,
 ) -> ServedRequests:
     """Serves the arrivals, which are in order of time, by a new scheduler on `runner`.
 
     At `until_s` the running requests are aborted, and no more arrive. The tokens of a step become visible after the
-    jitter drawn for it, but not before those of an earlier step.
+    jitter drawn for it, but not before those of an earlier step. Draft lengths follow the times of steps by
+    `cpu_clock`, or else `clock`.
     """
     scheduler = make_scheduler(config, runner)
-    stepper = Stepper(scheduler, runner, times, clock, clock)
+    stepper = Stepper(scheduler, runner, times, clock, cpu_clock or clock)
     inbox = _Inbox([arrival.at_s for arrival in arrivals], draw_jitter_s)
     num_received, num_arrivals = 0, len(arrivals)
     while True:

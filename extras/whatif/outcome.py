@@ -64,8 +64,11 @@ def simulate(arrivals: Sequence[Arrival], calibration: Calibration, model: CostM
         rng = Random(0)
         steps = VaryingSteps(model, calibration.steps, rng)
         runners.append(SimulatedRunner(steps.next_seconds, setting, calibration.can_overlap, own))
-        draw_jitter_s = partial(next, in_order(calibration.jitter_s, rng))
-        parts.append(serve(own, config, runners[-1], runners[-1].clock, StepTimes(), draw_jitter_s=draw_jitter_s))
+        clocks = {
+            "draw_jitter_s": partial(next, in_order(calibration.jitter_s, rng)),
+            "cpu_clock": partial(getattr, steps, "modelled_s"),
+        }
+        parts.append(serve(own, config, runners[-1], runners[-1].clock, StepTimes(), **clocks))
     served = ServedRequests.joined(parts)
     assert not np.isnan(served.last_s).any(), "a request got no token"
     outcome = summarize(served, setting, calibration.pipeline_s)

@@ -33,6 +33,8 @@ class VaryingSteps:
             if key[1] is None or (key[0] and len(some) >= LEAST_STEPS)
         }
         self._model = model
+        self.modelled_s = 0.0
+        """The time of all steps so far as modelled: like CPU time, it does not vary."""
         self._follows_chunks = False
 
     def next_seconds(self, size: StepSize) -> float:
@@ -40,7 +42,9 @@ class VaryingSteps:
         kind = self._model.kind_of(size)
         ratios = self._ratios.get((kind, self._follows_chunks)) or self._ratios.get((kind, None))
         self._follows_chunks = size.prefill_chunks > 0
-        return self._model.predict(size) * (next(ratios) if ratios else 1.0)
+        modelled_s = self._model.predict(size)
+        self.modelled_s += modelled_s
+        return modelled_s * (next(ratios) if ratios else 1.0)
 
 
 def in_order(values: Sequence[float], rng: Random) -> Iterator[float]:

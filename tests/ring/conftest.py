@@ -117,7 +117,7 @@ def restarted_ring(tiny_checkpoint: Path) -> Iterator[RingClient]:
     """A server for modules that kill and replace its processes; requests wait for a slow start."""
     patience = ("--hang-timeout-s", "8", "--restart-hold-s", str(HOLD_S))
     with starting() as start:
-        yield start(tiny_checkpoint, *RESTART_FLAGS, *SPECULATIVE, *patience, "--admin-key", ADMIN_KEY)
+        yield start(tiny_checkpoint, *RESTART_FLAGS, *patience, "--admin-key", ADMIN_KEY)
 
 
 @pytest.fixture(scope="session")
