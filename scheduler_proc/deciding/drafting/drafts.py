@@ -31,8 +31,8 @@ NO_DRAFT = Draft(array(INT32), ())
 SPARSE_CHANCE, MIN_SPARSE, MAX_SPARSE = 0.28, 4, 32
 """If a match of two tokens is less likely right than `SPARSE_CHANCE` and there is none, or `MAX_SPARSE` searches have
 found none, the next search is `MIN_SPARSE` tokens later, and after each further search in vain twice as many, at most
-`MAX_SPARSE`. Then a match of two tokens must come true once before its tokens are proposed. Steps are planned ahead
-meanwhile, searches take no time between them, and repetitions are found only a little later."""
+`MAX_SPARSE`. Then a match of two tokens must come true for `MIN_SPARSE` tokens before it counts. Steps are planned
+ahead meanwhile, searches take no time between them, and repetitions are found only a little later."""
 
 
 class Drafter(Protocol):
@@ -96,7 +96,7 @@ class NgramDrafter(PageObserver):
             if match.length > MIN_LENGTH:
                 search.sparse = 0
             elif search.sparse and match.rates.chance(KINDS[MIN_LENGTH]) < SPARSE_CHANCE:
-                return Draft(NO_DRAFT.token_ids, (), len(token_ids) + 1)
+                return Draft(NO_DRAFT.token_ids, (), len(token_ids) + MIN_SPARSE)
             return Draft(match.next_ids(text_ids, num_drafts), match.chances(num_drafts))
         search.num_vain += 1
         if search.num_vain > MAX_SPARSE or match.rates.chance(KINDS[MIN_LENGTH]) < SPARSE_CHANCE:
