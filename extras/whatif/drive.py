@@ -28,6 +28,8 @@ class SkippingClock:
     def __init__(self, source: Callable[[], float] = time.monotonic):
         self._source = source
         self._offset_s = -source()
+        self.cpu_seconds: Callable[[], float] = self
+        """The CPU seconds of steps, by which draft lengths are chosen; by default this time."""
 
     def __call__(self) -> float:
         return self._source() + self._offset_s
@@ -71,16 +73,14 @@ def serve(
     times: StepTimes,
     until_s: float = math.inf,
     draw_jitter_s: Callable[[], float] = lambda: 0.0,
-    cpu_clock: Callable[[], float] | None = None,
 ) -> ServedRequests:
     """Serves the arrivals, which are in order of time, by a new scheduler on `runner`.
 
     At `until_s` the running requests are aborted, and no more arrive. The tokens of a step become visible after the
-    jitter drawn for it, but not before those of an earlier step. Draft lengths follow the times of steps by
-    `cpu_clock`, or else `clock`.
+    jitter drawn for it, but not before those of an earlier step.
     """
     scheduler = make_scheduler(config, runner)
-    stepper = Stepper(scheduler, runner, times, clock, cpu_clock or clock)
+    stepper = Stepper(scheduler, runner, times, clock, clock.cpu_seconds)
     inbox = _Inbox([arrival.at_s for arrival in arrivals], draw_jitter_s)
     num_received, num_arrivals = 0, len(arrivals)
     while True:

@@ -65,8 +65,8 @@ def simulate(arrivals: Sequence[Arrival], calibration: Calibration, model: CostM
         steps = VaryingSteps(model, calibration.steps, rng)
         runners.append(SimulatedRunner(steps.next_seconds, setting, calibration.can_overlap, own))
         clock, jitter_s = runners[-1].clock, in_order(calibration.jitter_s, rng)
-        serve_own = partial(serve, own, config, runners[-1], clock, StepTimes(), draw_jitter_s=partial(next, jitter_s))
-        parts.append(serve_own(cpu_clock=partial(getattr, steps, "modelled_s")))
+        clock.cpu_seconds = partial(getattr, steps, "modelled_s")
+        parts.append(serve(own, config, runners[-1], clock, StepTimes(), draw_jitter_s=partial(next, jitter_s)))
     served = ServedRequests.joined(parts)
     assert not np.isnan(served.last_s).any(), "a request got no token"
     outcome = summarize(served, setting, calibration.pipeline_s)
