@@ -23,12 +23,13 @@ Array = NDArray[np.float64]
 
 
 class SkippingClock:
-    """The time of `source` without idle periods: waiting takes no time. Draft lengths follow `cpu_clock`."""
+    """The time of `source` without idle periods: waiting takes no time."""
 
     def __init__(self, source: Callable[[], float] = time.monotonic):
         self._source = source
         self._offset_s = -source()
-        self.cpu_clock: Callable[[], float] = self
+        self.cpu_seconds: Callable[[], float] = self
+        """The CPU seconds of steps, by which draft lengths are chosen; by default this time."""
 
     def __call__(self) -> float:
         return self._source() + self._offset_s
@@ -79,7 +80,7 @@ def serve(
     jitter drawn for it, but not before those of an earlier step.
     """
     scheduler = make_scheduler(config, runner)
-    stepper = Stepper(scheduler, runner, times, clock, clock.cpu_clock)
+    stepper = Stepper(scheduler, runner, times, clock, clock.cpu_seconds)
     inbox = _Inbox([arrival.at_s for arrival in arrivals], draw_jitter_s)
     num_received, num_arrivals = 0, len(arrivals)
     while True:

@@ -64,9 +64,9 @@ def simulate(arrivals: Sequence[Arrival], calibration: Calibration, model: CostM
         rng = Random(0)
         steps = VaryingSteps(model, calibration.steps, rng)
         runners.append(SimulatedRunner(steps.next_seconds, setting, calibration.can_overlap, own))
-        runners[-1].clock.cpu_clock = partial(getattr, steps, "modelled_s")
-        draw_jitter_s = partial(next, in_order(calibration.jitter_s, rng))
-        parts.append(serve(own, config, runners[-1], runners[-1].clock, StepTimes(), draw_jitter_s=draw_jitter_s))
+        clock, jitter_s = runners[-1].clock, in_order(calibration.jitter_s, rng)
+        clock.cpu_seconds = partial(getattr, steps, "modelled_s")
+        parts.append(serve(own, config, runners[-1], clock, StepTimes(), draw_jitter_s=partial(next, jitter_s)))
     served = ServedRequests.joined(parts)
     assert not np.isnan(served.last_s).any(), "a request got no token"
     outcome = summarize(served, setting, calibration.pipeline_s)

@@ -40,8 +40,7 @@ def few_rows_linear(x_TI: Tensor, matrix: PlainMatrix, norm: RowNorm | None, the
     assert matrix.weight.is_contiguous()
     shape = then.cache.head_dim if isinstance(then, StoreHeads) else 0, x_TI.itemsize
     launch, num_programs = find_launch("few_rows_linear", *shape), find_launch("few_rows_parts", *shape)["programs"]
-    num_pairs = num_outputs // (2 if isinstance(then, Gate) else 1)
-    num_tiles = triton.cdiv(num_pairs, launch["BLOCK_O"] // (2 if isinstance(then, Gate) else 1))
+    num_tiles = triton.cdiv(num_outputs, launch["BLOCK_O"])
     part_blocks = find_part_blocks(triton.cdiv(num_inputs, launch["BLOCK_I"]), num_tiles, num_programs)
     num_parts = triton.cdiv(num_inputs, part_blocks * launch["BLOCK_I"])
     assert num_tiles <= MAX_TILES

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from runtime.run_dir import RunDir
 from supervisor.client.admin_client import AdminClient
 
 TIMEOUT_S = 60.0
+
+TOKENS_BEFORE_HARM = 10
+"""A stream of `generate_disturbed` has this many tokens when a process dies."""
 
 BARD = "bard"
 BARD_DIR = Path(__file__).resolve().parents[2] / "assets" / "shakespeare-gpt2"
@@ -79,10 +83,28 @@ class RingClient:
 
     def generate_all(self, requests: Sequence[dict[str, Any]], on_tokens: OnTokens = ignore) -> list[Generated]:
         """Streams all requests at once. Returns their replies; `on_tokens` gets the number of tokens of each event."""
+        return self._generate_all(requests, [on_tokens] * len(requests))
 
+    def generate_disturbed(self, requests: Sequence[dict[str, Any]], harm: Callable[[], object]) -> list[Generated]:
+        """Streams all requests at once, and calls `harm` once, as soon as each stream has `TOKENS_BEFORE_HARM` tokens.
+
+        On a busy machine some may have ended then: those have one attempt.
+        """
+        left = [TOKENS_BEFORE_HARM] * len(requests)
+
+        def on_tokens(index: int, more: int) -> None:
+            was_due = max(left) <= 0
+            left[index] -= more
+            if not was_due and max(left) <= 0:
+                harm()
+
+        return self._generate_all(requests, [partial(on_tokens, index) for index in range(len(requests))])
+
+    def _generate_all(self, requests: Sequence[dict[str, Any]], on_tokens: Sequence[OnTokens]) -> list[Generated]:
         async def run() -> list[Generated]:
             async with self.connect() as client:
-                return await asyncio.gather(*(collect(client, request, on_tokens) for request in requests))
+                each = zip(requests, on_tokens, strict=True)
+                return await asyncio.gather(*(collect(client, request, on_event) for request, on_event in each))
 
         return asyncio.run(run())
 

@@ -46,16 +46,8 @@ def disturb(
     for _ in range(MAX_TRIES):
         ring.wait_until_empty()
         assert httpx.post(f"{ring.url}/flush_cache", json={}).status_code == 200
-        num_tokens, num_restarts = 0, ring.status("scheduler")["num_restarts"] + 1
-
-        def on_tokens(more: int) -> None:
-            nonlocal num_tokens
-            is_first = num_tokens < NUM_STREAMS * 20 <= num_tokens + more
-            num_tokens += more
-            if is_first:
-                harm()
-
-        got = ring.generate_all(requests, on_tokens)
+        num_restarts = ring.status("scheduler")["num_restarts"] + 1
+        got = ring.generate_disturbed(requests, harm)
         assert [(one.text, one.token_ids) for one in got] == [(one.text, one.token_ids) for one in undisturbed]
         ring.wait_for_restart("scheduler", num_restarts)
         ring.wait_until_empty()

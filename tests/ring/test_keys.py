@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -99,15 +100,15 @@ def test_a_client_that_retries_gets_through(ring: RingClient):
 
 
 def test_two_frontends_together_let_exactly_the_limit_in(ring: RingClient, client: httpx.Client):
-    before = usage(client)["rich"]
+    before, begin_s = usage(client)["rich"], time.monotonic()
     with ThreadPoolExecutor(16) as pool:
         replies = list(pool.map(lambda _: generate(ring.url, "rich", max_tokens=1).status_code, range(140)))
-    after = usage(client)["rich"]
+    after, refilled = usage(client)["rich"], (time.monotonic() - begin_s) * 100 / 60
     num_let_in = replies.count(200)
     assert num_let_in == after["requests"] - before["requests"]
     assert replies.count(429) == 140 - num_let_in == after["limited"] - before["limited"]
     # the limit, what it has refilled meanwhile, and what other tests of this module have used before
-    assert 90 <= num_let_in < 140
+    assert 90 <= num_let_in <= 101 + refilled
     assert _workers_of(client) == {"frontend", "frontend-2"}
 
 

@@ -23,6 +23,10 @@ from tests.ring.client import TIMEOUT_S, Generated, RingClient, body, collect
 pytestmark = pytest.mark.ring
 
 NUM_OTHERS = 7
+MAX_TRIES = 5
+STOPPED_S = 1.5
+"""A stream that has not ended when its scheduler has been stopped for so long was in the middle."""
+
 POISON = [319, 318, 319, 318, 319]
 """A sequence of token ids that no other prompt has."""
 
@@ -57,12 +61,27 @@ def killed(ring: RingClient) -> Killed:
     undisturbed, status = ring.generate_all(OTHERS), ring.status("scheduler")
     num_restarts = status["num_restarts"] + 3
 
+    async def begin(client: httpx.AsyncClient) -> list[asyncio.Task[Generated]]:
+        """Returns the streams of a scheduler that is stopped in the middle of one or more of them."""
+        for _ in range(MAX_TRIES):
+            has_begun = asyncio.Event()
+
+            def stop(num_tokens: int, has_begun: asyncio.Event = has_begun) -> None:
+                if not has_begun.is_set():
+                    os.kill(status["pid"], signal.SIGSTOP)
+                    has_begun.set()
+
+            streams = [asyncio.create_task(collect(client, request, stop)) for request in OTHERS]
+            await has_begun.wait()
+            await asyncio.wait(streams, timeout=STOPPED_S)
+            if not all(stream.done() for stream in streams):
+                return streams
+            os.kill(status["pid"], signal.SIGCONT)  # a slow client sees the tokens only at the end
+        raise AssertionError("the scheduler was never stopped in mid-stream")
+
     async def run() -> tuple[list[Generated], httpx.Response]:
         async with ring.connect() as client:
-            has_begun = asyncio.Event()
-            streams = [asyncio.create_task(collect(client, request, lambda _: has_begun.set())) for request in OTHERS]
-            await has_begun.wait()
-            os.kill(status["pid"], signal.SIGSTOP)
+            streams = await begin(client)
             try:
                 request = body(CULPRIT, max_tokens=5, stream=False, request_id="culprit")
                 poison = asyncio.create_task(client.post("/generate", json=request))

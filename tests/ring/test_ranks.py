@@ -5,6 +5,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ import psutil
 import pytest
 
 from benchmarks.server_process import ServerProcess
-from tests.ring.client import OnTokens, RingClient
+from tests.ring.client import Generated, RingClient
 from tests.ring.conftest import CHEAP, READY_TIMEOUT_S, RESTART_FLAGS, SPECULATIVE
-from tests.ring.test_kept_cache import NUM_STREAMS, PAGE_TOKENS, PROMPT_TOKENS, requests
+from tests.ring.test_kept_cache import PAGE_TOKENS, PROMPT_TOKENS, requests
 from tests.ring.test_standby import hurry, maps_of
 
 pytestmark = pytest.mark.ring
@@ -39,18 +40,14 @@ def find_spares(ring: RingClient, count: int) -> set[int]:
     raise AssertionError("there are no spares")
 
 
-def killing_amid_streams(pid: int) -> OnTokens:
-    """Returns what kills this process when the streams have some tokens."""
-    num_tokens = 0
-
-    def on_tokens(more: int) -> None:
-        nonlocal num_tokens
-        is_first = num_tokens < NUM_STREAMS * 20 <= num_tokens + more
-        num_tokens += more
-        if is_first:
-            os.kill(pid, signal.SIGKILL)  # without another request first, during which the streams might end
-
-    return on_tokens
+def kill_amid_streams(
+    ring: RingClient, victim: str, requests: list[dict[str, Any]], undisturbed: list[Generated]
+) -> list[Generated]:
+    """Returns the replies during which `victim` was killed; they have the tokens of the undisturbed ones."""
+    pid = ring.status(victim)["pid"]  # before the streams, which might end during this request
+    got = ring.generate_disturbed(requests, partial(os.kill, pid, signal.SIGKILL))
+    assert [(one.text, one.token_ids) for one in got] == [(one.text, one.token_ids) for one in undisturbed]
+    return got
 
 
 @pytest.fixture(params=RANKS)
@@ -75,10 +72,9 @@ def test_streams_continue_exactly_when_any_rank_dies(flag: str, ring: RingClient
     undisturbed = ring.generate_all(requests)
     for num_deaths, victim in enumerate(names, 1):
         spares = find_spares(ring, len(names)) if victim == names[-1] else set[int]()
-        got = ring.generate_all(requests, killing_amid_streams(ring.status(victim)["pid"]))
-        assert [(one.text, one.token_ids) for one in got] == [(one.text, one.token_ids) for one in undisturbed]
+        got = kill_amid_streams(ring, victim, requests, undisturbed)
         # All are back within a second, so frames that they had not received may count as lost, too (decision 0008).
-        assert max(one.attempts for one in got) in (2, 3)
+        assert {one.attempts for one in got} <= {1, 2, 3}
         for name in names:
             ring.wait_for_restart(name, num_deaths)
             kept = maps_of(ring.status(name)["pid"])
@@ -87,7 +83,10 @@ def test_streams_continue_exactly_when_any_rank_dies(flag: str, ring: RingClient
             assert not spares or ring.status(name)["pid"] in spares
         ring.wait_until_empty()
         gauges = ring.gauges("scheduler")
-        assert gauges["resumed_tokens"] >= NUM_STREAMS * PROMPT_TOKENS
+        # On a busy machine some streams have ended before the death, or come to the scheduler after it.
+        num_continued = sum(one.attempts > 1 for one in got)
+        assert num_continued > 0
+        assert gauges["resumed_tokens"] >= num_continued * PROMPT_TOKENS
         assert gauges["recomputed_tokens"] <= gauges["resumed_tokens"] / PROMPT_TOKENS * (PAGE_TOKENS + 1)
     assert ring.status("rank1")["gauges"]["steps"] > 0
 
@@ -97,8 +96,7 @@ def test_streams_of_a_dead_stage_move_to_another_engine(
 ):
     ring: RingClient = start_ring(tiny_checkpoint, *RESTART_FLAGS, "--pipeline-parallel", "2", "--data-parallel", "2")
     undisturbed = ring.generate_all(requests)
-    got = ring.generate_all(requests, killing_amid_streams(ring.status("rank1")["pid"]))
-    assert [(one.text, one.token_ids) for one in got] == [(one.text, one.token_ids) for one in undisturbed]
+    kill_amid_streams(ring, "rank1", requests, undisturbed)
     ring.wait_for_restart("rank1", 1)
     ring.wait_until_empty()
     assert ring.gauges("scheduler-2")["resumed_tokens"] > 0

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from messages.ring.requests import YIELDING_PRIORITY
-from tests.ring.client import Generated, RingClient, body, events_of, generated
+from tests.ring.client import TIMEOUT_S, Generated, RingClient, body, events_of, generated
 from tests.ring.starts import wait_until
 
 pytestmark = pytest.mark.ring
@@ -213,24 +213,32 @@ def test_paused_lines_continue_exactly_in_the_next_scheduler(ring: RingClient):
     sampling = {"max_tokens": 150, "ignore_eos": True}
     lines = [body([5 + number, 6, 7, 8], **sampling, priority=YIELDING_PRIORITY) for number in range(16)]
     stream = [body([9, 8, 7], **sampling)]
-    alone, has_died = ring.generate_all([*lines, *stream]), Event()
+    alone = ring.generate_all([*lines, *stream])
 
-    def keep_streaming() -> list[str]:
+    def keep_streaming(is_over: Event) -> list[str]:
         texts: list[str] = []
-        while not has_died.is_set():
+        while not is_over.is_set():
             texts += [reply.text for reply in ring.generate_all(stream)]
         return texts
 
     def has_paused_rows() -> bool:
         return ring.status("scheduler")["gauges"].get("paused", 0) > 0
 
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        streams = [pool.submit(keep_streaming) for _ in range(6)]
+    def kill_amid_paused_lines(pool: ThreadPoolExecutor) -> bool:
+        """Streams begin when all lines have tokens. False if the lines ended before a beat showed that some paused."""
+        have_begun, is_over = Event(), Event()
+        batch = pool.submit(ring.generate_disturbed, lines, have_begun.set)
+        have_begun.wait(TIMEOUT_S)
+        streams = [pool.submit(keep_streaming, is_over) for _ in range(3)]
         try:
-            batch = pool.submit(ring.generate_all, lines)
-            wait_until(has_paused_rows, 60.0, lambda: "no row was paused")
-            ring.kill("scheduler")
+            wait_until(lambda: batch.done() or has_paused_rows(), TIMEOUT_S, lambda: "the lines do not end")
+            if is_amid := not batch.done():
+                ring.kill("scheduler")
         finally:
-            has_died.set()
+            is_over.set()
         assert [reply.text for reply in batch.result()] == [reply.text for reply in alone[:-1]]
         assert {text for texts in streams for text in texts.result()} == {alone[-1].text}
+        return is_amid
+
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        assert any(kill_amid_paused_lines(pool) for _ in range(MAX_TRIES)), "no row was paused"

@@ -20,6 +20,8 @@ SHOWN = {"stream": True, "stream_options": {"include_progress": True}}
 LARGE = {"prompt": PROMPT, "n": 32, "max_tokens": 800, "ignore_eos": True, "temperature": 1.0, **SHOWN}
 LOW = {"max_tokens": 8, "temperature": 0.0, "priority": 50}
 TIMEOUT_S = 60.0
+MAX_WAIT_S = 40.0
+"""A busy machine takes ten times as long as a quiet one; the other client's 200,000 tokens take minutes."""
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +68,7 @@ def test_another_client_gets_its_tokens_next_to_many_choices(ring: RingClient):
     with busy(ring), at(ring, "127.0.0.3") as client:
         begin_s = time.monotonic()
         reply = client.post("/generate", json=body)
-        assert time.monotonic() - begin_s < 10, "it waited for the other client"
+        assert time.monotonic() - begin_s < MAX_WAIT_S, "it waited for the other client"
         assert ring.health()["processes"]["scheduler"]["gauges"]["waiting"] > 100
     assert reply.json()["text"] == expected.text
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,16 +64,8 @@ def test_it_has_the_weights_takes_over_and_every_text_stays(tiny_checkpoint: Pat
                 assert any("memfd:sluice-weights" in path for path in maps_of(pid))
             assert {one.nice() for one in (psutil.Process(running), psutil.Process(spare))} == {0}
             ring.wait_until_empty()
-            num_tokens = 0
-
-            def on_tokens(more: int, pid: int = running) -> None:
-                nonlocal num_tokens
-                is_first = num_tokens < NUM_STREAMS * 20 <= num_tokens + more
-                num_tokens += more
-                if is_first:
-                    os.kill(pid, signal.SIGKILL)  # without another request first, during which the streams might end
-
-            got = ring.generate_all(requests, on_tokens)
+            # Without another request first, during which the streams might end.
+            got = ring.generate_disturbed(requests, partial(os.kill, running, signal.SIGKILL))
             assert [(one.text, one.token_ids) for one in got] == [(one.text, one.token_ids) for one in undisturbed]
             assert ring.status("scheduler")["pid"] == spare
             if min(one.attempts for one in got) > 1:

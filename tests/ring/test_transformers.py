@@ -43,16 +43,7 @@ def test_streams_of_transformers_tokens_continue_when_the_scheduler_dies(
     prompts = [[rng.randrange(3, num_ids) for _ in range(PROMPT_TOKENS)] for _ in range(NUM_STREAMS)]
     requests = [body(prompt, max_tokens=OUTPUT_TOKENS, ignore_eos=True, temperature=0) for prompt in prompts]
     undisturbed = ring.generate_all(requests)
-    num_tokens = 0
-
-    def kill_amid_streams(more: int) -> None:
-        nonlocal num_tokens
-        is_first = num_tokens < NUM_STREAMS * 10 <= num_tokens + more
-        num_tokens += more
-        if is_first:
-            ring.kill("scheduler")
-
-    continued = ring.generate_all(requests, kill_amid_streams)
+    continued = ring.generate_disturbed(requests, lambda: ring.kill("scheduler"))
     for prompt, before, after in zip(prompts, undisturbed, continued, strict=True):
         assert before.token_ids == after.token_ids
         assert len(after.token_ids) == OUTPUT_TOKENS

@@ -141,15 +141,15 @@ def test_a_full_page_is_sealed_as_soon_as_its_step_is_committed():
 
 
 @pytest.mark.timeout(300)
-def test_fifteen_hundred_requests_lose_nothing():
+def test_hundreds_of_requests_lose_nothing():
     bench = AheadBench(num_pages=48, max_model_len=MAX_MODEL_LEN, max_num_seqs=12, max_num_batched_tokens=64)
-    soak = SlowSoak(21, 1_500, bench, rich_share=0.05)
+    soak = SlowSoak(21, 700, bench, rich_share=0.05)
     soak.run()
     soak.check()
     gauges = bench.scheduler.gauges()
     assert bench.device.num_ahead > 0.2 * gauges["steps"]
-    assert bench.device.num_ghosts > 20
-    assert bench.num_news > 100
+    assert bench.device.num_ghosts > 8
+    assert bench.num_news > 40
     reasons = {end.finish_reason for end in bench.inbox.finished.values()}
     assert reasons == {"stop", "length", "abort", "timeout"}
 
@@ -160,7 +160,7 @@ def test_failing_steps_and_rows_cost_no_one_else_a_token(caplog: pytest.LogCaptu
     caplog.set_level(logging.CRITICAL, "sluice.scheduler")
     bench = AheadBench(num_pages=40, page_size=4, max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=48)
     bench.runner.poison, bench.runner.nan = {41}, {42, 43}
-    soak = SlowSoak(22, 600, bench, rich_share=0.1)
+    soak = SlowSoak(22, 400, bench, rich_share=0.1)
     failed: list[str] = []
 
     def fails(where: str) -> bool:
@@ -172,6 +172,6 @@ def test_failing_steps_and_rows_cost_no_one_else_a_token(caplog: pytest.LogCaptu
     soak.run()
     soak.check()
     assert {"launch", "result"} == set(failed)
-    assert bench.device.num_ahead > 300
+    assert bench.device.num_ahead > 200
     reasons = {end.finish_reason for end in bench.inbox.finished.values()}
     assert reasons == {"stop", "length", "abort", "timeout", "error"}

@@ -59,7 +59,7 @@ def windows_for(chance: random.Random, page_size: int, max_num_batched_tokens: i
     is_faulty=st.booleans(),
     rich_share=st.sampled_from([0.0, 0.1, 0.5]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_every_token_is_right(seed, sizes, num_spare, bench_type, needs, drafts, is_faulty, rich_share):
     chance = random.Random(seed)
     num_pages = MAX_MODEL_LEN // sizes["page_size"] + num_spare

@@ -111,7 +111,6 @@ class DescribedDecoder:
         self.model, self.pipeline, self.adapters = model, pipeline, adapters
         self.parallel = parallel = pipeline.within
         self.num_weight_bytes = sum(weight.stored.nbytes for weight in weights.values())
-        device = next(iter(weights.values())).stored.device
         norm = Norm(FINAL_NORM, model.final_norm, weights) if model.has_end else None
         if dtype is None:
             assert norm is not None
@@ -129,7 +128,7 @@ class DescribedDecoder:
         if norm is None:
             return
         if model.classifier or dense:
-            self.pooler = Pooler(model.classifier, weights, dense, device)
+            self.pooler = Pooler(model.classifier, weights, dense, norm.weight_E.device)
         tokens_VE = weights.pop(TOKENS, None) if self.embedding is None else self.embedding.block.tokens_VE
         self.head = HeadStage(norm, Head(model, weights, tokens_VE, parallel), adapters)
 

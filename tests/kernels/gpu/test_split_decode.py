@@ -21,7 +21,6 @@ from kernels.plans.decode_work import DecodeWork
 from kernels.plans.split_work import SPLIT_KEYS, SplitLayout, make_split_scratch, plan_split_work
 from tests.kernels.cases import (
     OPTIONS,
-    TOLERANCES,
     PagedCase,
     Shape,
     assert_close,
@@ -94,8 +93,8 @@ def check_every_way(case: PagedCase, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
-        *((Shape(1, 1, 64, 16), dtype) for dtype in TOLERANCES),
-        *((Shape(5, 1, 128, 16), torch.bfloat16), (Shape(4, 2, 24, 4), torch.float16)),
+        *((Shape(1, 1, 64, 16), torch.float32), (Shape(5, 1, 128, 16), torch.bfloat16)),
+        (Shape(4, 2, 24, 4), torch.float16),
     ],
     ids=str,
 )
@@ -131,7 +130,7 @@ def test_tokens_outside_of_a_span_keep_their_bits(window: int | None, device: st
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_cache_of_codes(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = make_paged_case(Shape(2, 1, 64, 16), [LAST], [NUM_KEYS - LAST], dtype, device)
+    case = make_paged_case(Shape(2, 1, 16, 16), [LAST], [NUM_KEYS - LAST], dtype, device)
     check_every_way(with_codes(case, torch.float8_e4m3fn), monkeypatch)
 
 

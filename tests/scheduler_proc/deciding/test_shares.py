@@ -28,9 +28,8 @@ def bodies(client: str, num_bodies: int, num_rows: int, length: int, max_tokens:
     return sent_by(client, [each for first in ranges for each in body(num_rows, length, max_tokens, first)])
 
 
-@pytest.mark.parametrize(("num_pages", "num_before"), [(400, 0), (400, 3), (34, 1), (34, 40)])
+@pytest.mark.parametrize(("num_pages", "num_before", "length"), [(400, 0, 25), (400, 3, 3), (34, 1, 3), (34, 40, 25)])
 @pytest.mark.parametrize(("num_bodies", "num_rows"), [(64, 1), (16, 16), (1, 64)])
-@pytest.mark.parametrize("length", [3, 25])
 def test_many_requests_of_one_client_delay_the_first_token_of_another_by_two_steps_at_most(
     num_pages: int, num_bodies: int, num_rows: int, length: int, num_before: int
 ):
@@ -57,8 +56,8 @@ def run_closed(bench: Bench, num_steps: int, clients: dict[str, tuple[int, int]]
     tokens: Counter[str] = Counter()
     chance = random.Random(5)
     for number in range(num_steps):
-        ended = {uid for uid, _ in bench.inbox.finished}
-        num_open = Counter(client for uid, client in client_of.items() if uid not in ended)
+        num_open = Counter(client_of.values())
+        num_open.subtract(client_of[uid] for uid, _ in bench.inbox.finished)
         for client, (share, most) in clients.items():
             for _ in range(most - num_open[client]):
                 uid = len(client_of) + 1
@@ -74,7 +73,7 @@ def run_closed(bench: Bench, num_steps: int, clients: dict[str, tuple[int, int]]
 @pytest.mark.parametrize(("max_tokens", "num_seqs"), [(2, 16), (30, 8)])
 def test_tokens_of_steps_follow_the_shares(max_tokens: int, num_seqs: int):
     bench = Bench(num_pages=300, max_num_seqs=num_seqs, max_num_batched_tokens=32)
-    tokens = run_closed(bench, 600, {"one": (1, 40), "three": (3, 20)}, max_tokens)
+    tokens = run_closed(bench, 300, {"one": (1, 40), "three": (3, 20)}, max_tokens)
     assert 2.5 < tokens["three"] / tokens["one"] < 3.5
     assert bench.gauge("preemptions") < 10
 
@@ -104,7 +103,7 @@ def test_what_a_client_leaves_belongs_to_the_others():
     num_seqs=st.integers(1, 8),
     is_sharing=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_no_client_starves_and_no_token_changes(
     asks: list[tuple[int, int, int, int, int, int]], num_pages: int, num_seqs: int, is_sharing: bool
 ):
@@ -119,7 +118,7 @@ def test_no_client_starves_and_no_token_changes(
     check_outputs(bench, sent)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_each_client_has_its_first_token_within_a_round(seed: int):
     bench = Bench(num_pages=80, max_num_seqs=8, max_num_batched_tokens=32)
     chance = random.Random(seed)

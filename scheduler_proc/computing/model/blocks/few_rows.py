@@ -32,23 +32,17 @@ HEAD_DIMS = (64, 128, 256)
 LINEARS = ("qkv", "attention_out", "mlp_in", "mlp_out")
 
 
-class AttentionParts(NamedTuple):
-    """What attention is computed with in addition to its matrices."""
-
-    kind: AttentionKind
-    options: AttentionOptions
-    tables: RopeTables
-    norms: HeadNorms | None
-
-
 class FewRowsLayer(NamedTuple):
     """It shares the weights of the layer's blocks."""
 
     norms: Sequence[RowNorm]
     matrices: Sequence[PlainMatrix]
     """`LINEARS`"""
-    attention: AttentionParts
     gate: Gate
+    kind: AttentionKind
+    options: AttentionOptions
+    tables: RopeTables
+    head_norms: HeadNorms | None
 
     def takes(self, rows: StepRows, residual_TE: Tensor) -> bool:
         """True if it is to compute a step of these tokens."""
@@ -57,11 +51,10 @@ class FewRowsLayer(NamedTuple):
     def apply(self, residual_TE: Tensor, rows: StepRows, attended: Tensor, memory: PagedKV) -> None:
         """Applies the layer to the residual stream in place; first stores K and V."""
         (before_attention, before_mlp), (qkv, out, gate_up, down) = self.norms, self.matrices
-        kind, options, tables, norms = self.attention
-        step = rows.step if options.window is None else windowed(rows.step)
-        heads = StoreHeads(memory, tables, step.positions, step.slots, norms)
+        step = rows.step if self.options.window is None else windowed(rows.step)
+        heads = StoreHeads(memory, self.tables, step.positions, step.slots, self.head_norms)
         query_THD = few_rows_linear(residual_TE, qkv, before_attention, heads)
-        attended_TA = attend(query_THD, step, memory, kind, options, room_like(query_THD, attended))
+        attended_TA = attend(query_THD, step, memory, self.kind, self.options, room_like(query_THD, attended))
         few_rows_linear(attended_TA, out, None, AddTo(residual_TE))
         gated_TF = few_rows_linear(residual_TE, gate_up, before_mlp, self.gate)
         few_rows_linear(gated_TF, down, None, AddTo(residual_TE))
@@ -79,16 +72,16 @@ def find_few_rows(
         return None
     if not isinstance(mlp, DenseMlpDescription) or mlp.activation not in GATES:
         return None
-    matrices = list(_find_matrices(weights, *(f"{name}.{linear}" for linear in LINEARS)))
-    if len(matrices) < len(LINEARS) or any(norm.kind != "rms" or norm.replaces_stream for norm in norms.values()):
+    if any(norm is None or norm.kind != "rms" or norm.replaces_stream for norm in norms.values()):
         return None
-    own = dict(weights)
+    matrices, own = list(_find_matrices(weights, *(f"{name}.{linear}" for linear in LINEARS))), dict(weights)
+    if len(matrices) < len(LINEARS):
+        return None
     row_norms = [RowNorm(pop_scale(own, f"{name}.{norm}", its), its.eps) for norm, its in norms.items()]
     options = replace(pop_options(name, attention, own, context), next_weight=matrices[1].weight)
     tables, head_norms = context.rope_tables(attention.rope, attention.head_dim), pop_head_norms(name, attention, own)
     assert attention.kind is not None
-    parts = AttentionParts(attention.kind, options, tables, head_norms)
-    return FewRowsLayer(row_norms, matrices, parts, GATES[mlp.activation])
+    return FewRowsLayer(row_norms, matrices, GATES[mlp.activation], attention.kind, options, tables, head_norms)
 
 
 def _find_matrices(weights: Mapping[str, Weight], *names: str) -> Iterator[PlainMatrix]:
