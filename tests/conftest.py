@@ -139,28 +139,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return unit_of(nodeid)
 
-        def _assign_work_unit(self, node: Any) -> None:
-            """Half of the workers begin with servers. So some tests always compute while others wait for processes.
-
-            The other half alone imports the code of models, nearly to the end.
-            """
-            is_for_servers = self.nodes.index(node) % 2 == 1
-            preferred = (unit for unit in self.workqueue if has_servers(unit) == is_for_servers)
-            if (first := next(preferred, None)) is not None:
-                self.workqueue.move_to_end(first, last=False)
-            super()._assign_work_unit(node)
-
     return LoadServers(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def unit_of(nodeid: str) -> str:
     """Returns what one worker runs as a whole: the file of the test, or the session's server that its file shares."""
     return unit_of_file(nodeid.partition("::")[0])
-
-
-def has_servers(unit: str) -> bool:
-    """True if the tests of this unit mostly wait for other processes."""
-    return unit in SESSION_SERVERS or unit.startswith(("tests/ring/", "tests/supervisor/"))
 
 
 @functools.cache
