@@ -2,12 +2,18 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 from benchmarks.result_file import Result, make_table, name_source, read_result, read_runs
 
 README_RUNS = {
     "avx512_gpt2-124m": ("GPT-2 124M, bfloat16", "random"),
+    "avx512_qwen3-0.6b": ("Qwen3 0.6B, bfloat16", "random"),
     "gguf_smollm2-q4_k_m": ("SmolLM2 135M Instruct, Q4_K_M", "trained"),
+    "gguf_qwen2.5-0.5b-q4_k_m": ("Qwen2.5 0.5B, Q4_K_M", "random"),
+    "gguf_qwen3-0.6b-q8_0": ("Qwen3 0.6B, Q8_0", "random"),
+    "gguf_qwen3-a3b-q4_k_m": ("4 layers of Qwen3 30B A3B (experts), Q4_K_M", "random"),
+    "gguf_qwen3.5-0.8b-q4_k_m": ("Qwen3.5 0.8B (recurrent layers), Q4_K_M", "random"),
 }
 """Runs of `cpu.json` in the README's table: the model and its form, and what its weights are."""
 README_WORKLOADS = ("W1", "W2", "W3")
@@ -23,6 +29,27 @@ def readme_table(results: Path) -> str:
     ]
     table = make_table(("model", "weights", "compared with", *about), rows)
     return f"{table}\n{' '.join(sorted({_machine_text(run) for run in runs.values()}))}\n"
+
+
+VECTOR_PEERS = {
+    "fastembed": "fastembed in float32",
+    "openvino": "OpenVINO in float32",
+    "openvino_bf16": "OpenVINO in bfloat16",
+}
+
+
+def vectors_text(experiments: Path) -> str:
+    """Returns the sentence about vectors of texts, from the comparison of decision 0168."""
+    run = read_result(experiments, "embeddings_0121/minilm#auto")
+    one, many = ({name: median(row[load]) for name, row in run["results"].items()} for load in ("one", "many"))
+    gains = [
+        f"{one['sluice'] / one[name]:.2f} and {many['sluice'] / many[name]:.2f} × {about}"
+        for name, about in VECTOR_PEERS.items()
+    ]
+    return (
+        f"Vectors of all-MiniLM-L6-v2 (trained), 256 texts of 128 tokens in one request, and 32 clients: "
+        f"{one['sluice']:.1f} and {many['sluice']:.1f} texts/s, {', '.join(gains)}. {_machine_text(run)}\n"
+    )
 
 
 def _machine_text(run: Result) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.page.cpu_engine import readme_table
+from benchmarks.page.cpu_engine import readme_table, vectors_text
 from benchmarks.performance_page import DOCS, RESULTS, ROOT, make_pages
 
 
@@ -16,9 +16,12 @@ def test_the_pages_are_those_of_the_committed_results() -> None:
 
 
 def test_the_readme_has_the_table() -> None:
-    assert readme_table(RESULTS) in (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme_table(RESULTS) in text
+    assert vectors_text(EXPERIMENTS) in text
 
 
+EXPERIMENTS = ROOT / "benchmarks" / "experiments"
 MAX_COMMITS = 400
 MEASURED = ("kernels", "scheduler_proc", "frontend")
 
