@@ -12,13 +12,15 @@ import httpx
 from benchmarks.server_process import ServerProcess
 from runtime.run_dir import RunDir
 from tests.ring.client import TIMEOUT_S, RingClient
+from tests.ring.conftest import CHEAP
 from tests.tiny_llama import write_tiny_llama
 
 READY_TIMEOUT_S = 90.0
 NAMES = ("first", "second", "third")
 CONTEXT = 2048
 FLAGS = (
-    *("--dtype", "float32", "--cpu-threads", "1", "--no-standby", "--kv-populate", "never", "--num-pages", "128"),
+    *("--dtype", "float32", "--cpu-threads", "1", "--no-standby", "--num-pages", "128"),
+    *CHEAP,
     *("--models-memory-gb", "0.005", "--restart-hold-s", "50", "--max-restarts-per-min", "1000"),
 )
 """Two of the three models fit: each takes 2 MiB."""

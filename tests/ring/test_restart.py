@@ -5,6 +5,7 @@ import os
 import random
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Event
 from typing import Any
 
@@ -13,7 +14,6 @@ import pytest
 
 from messages.ring.requests import YIELDING_PRIORITY
 from tests.ring.client import TIMEOUT_S, Generated, RingClient, body, events_of, generated
-from tests.ring.starts import wait_until
 
 pytestmark = pytest.mark.ring
 
@@ -212,33 +212,25 @@ def test_paused_lines_continue_exactly_in_the_next_scheduler(ring: RingClient):
     """Requests with the priority of batches, which yield to streams; then their scheduler dies."""
     sampling = {"max_tokens": 150, "ignore_eos": True}
     lines = [body([5 + number, 6, 7, 8], **sampling, priority=YIELDING_PRIORITY) for number in range(16)]
-    stream = [body([9, 8, 7], **sampling)]
-    alone = ring.generate_all([*lines, *stream])
+    stream = body([9, 8, 7], **sampling)
+    *alone, stream_alone = ring.generate_all([*lines, stream])
 
-    def keep_streaming(is_over: Event) -> list[str]:
-        texts: list[str] = []
-        while not is_over.is_set():
-            texts += [reply.text for reply in ring.generate_all(stream)]
-        return texts
+    def was_paused_in_the_dead_scheduler(name: str) -> bool:
+        (line,) = httpx.get(f"{ring.url}/requests/{name}", timeout=TIMEOUT_S).json()["choices"]
+        first = [stage["stage"] for stage in line["stages"] if stage["attempt"] == 0]
+        return line["attempts"] > 1 and "preempted" in first
 
-    def has_paused_rows() -> bool:
-        return ring.status("scheduler")["gauges"].get("paused", 0) > 0
-
-    def kill_amid_paused_lines(pool: ThreadPoolExecutor) -> bool:
-        """Streams begin when all lines have tokens. False if the lines ended before a beat showed that some paused."""
-        have_begun, is_over = Event(), Event()
-        batch = pool.submit(ring.generate_disturbed, lines, have_begun.set)
+    def kill_amid_paused_lines(number: int, pool: ThreadPoolExecutor) -> bool:
+        """Streams begin when all lines have tokens. False if all lines had ended before the scheduler died."""
+        names, have_begun = [f"{number}-{index}" for index in range(len(lines))], Event()
+        named = [{**line, "request_id": name} for line, name in zip(lines, names, strict=True)]
+        batch = pool.submit(ring.generate_disturbed, named, have_begun.set)
         have_begun.wait(TIMEOUT_S)
-        streams = [pool.submit(keep_streaming, is_over) for _ in range(3)]
-        try:
-            wait_until(lambda: batch.done() or has_paused_rows(), TIMEOUT_S, lambda: "the lines do not end")
-            if is_amid := not batch.done():
-                ring.kill("scheduler")
-        finally:
-            is_over.set()
-        assert [reply.text for reply in batch.result()] == [reply.text for reply in alone[:-1]]
-        assert {text for texts in streams for text in texts.result()} == {alone[-1].text}
-        return is_amid
+        streams = ring.generate_disturbed([stream] * 3, partial(ring.kill, "scheduler"))
+        assert {reply.text for reply in streams} == {stream_alone.text}
+        assert [reply.text for reply in batch.result()] == [reply.text for reply in alone]
+        ring.wait_until_empty()
+        return any(was_paused_in_the_dead_scheduler(name) for name in names)
 
-    with ThreadPoolExecutor(max_workers=4) as pool:
-        assert any(kill_amid_paused_lines(pool) for _ in range(MAX_TRIES)), "no row was paused"
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        assert any(kill_amid_paused_lines(number, pool) for number in range(MAX_TRIES)), "no row was paused"

