@@ -66,18 +66,10 @@ _kernels: dict[tuple[str, torch.dtype], Kernel] = {}
 _replays: list[Replays] = []
 """The functions of the library in use, if any."""
 
-_isas: list[str] = []
-"""The instruction set of `_loaded`, if any."""
-
 
 def find_kernel(name: str, dtype: torch.dtype) -> Kernel | None:
     """Returns the C kernel of an operation for tensors of this dtype, or `None` if none is loaded."""
     return _kernels.get((name, dtype))
-
-
-def loaded_isa() -> str | None:
-    """Returns the instruction set of the C kernels, or `None` without kernels."""
-    return _isas[0] if _isas else None
 
 
 def load_kernels(report: Report) -> str | None:
@@ -119,7 +111,7 @@ def load_kernels(report: Report) -> str | None:
 
 
 def use_library(path: Path, requested: str = "") -> str:
-    """Loads the kernels of this library for the instruction set `wanted`, or else the best that runs here.
+    """Loads the kernels of this library for the instruction set `requested`, or else the best that runs here.
 
     Returns the instruction set.
     """
@@ -147,7 +139,6 @@ def use_library(path: Path, requested: str = "") -> str:
     library.sluice_begin_replay.argtypes = [POINTER, INTEGER]
     library.sluice_replay.restype = library.sluice_end_replay.restype = INTEGER
     _replays.append(Replays(library.sluice_replay, library.sluice_begin_replay, library.sluice_end_replay))
-    _isas.append(isa)
     return isa
 
 
@@ -155,7 +146,6 @@ def unload_kernels() -> None:
     """Makes operations use their references."""
     _kernels.clear()
     _replays.clear()
-    _isas.clear()
 
 
 @contextmanager
