@@ -83,7 +83,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def kept(compiler: list[str], own_cache: Path) -> None:
     """An earlier start has built the library: it is in the cache."""
     built = built_library()
-    own_cache.mkdir(parents=True)
+    own_cache.mkdir(parents=True, exist_ok=True)
     shutil.copy(built, library_path(compiler))
 
 
