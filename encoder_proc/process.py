@@ -1,6 +1,7 @@
 """The encoder's main loop: images of waiting requests in, rows in the memory of schedulers out.
 
-It computes at a low priority, so that it takes the cores that the steps of text leave, and little more.
+It starts like any process. Then it encodes at a low priority, so that it takes the cores that the steps of text leave,
+and little more.
 """
 
 from collections.abc import Callable
@@ -14,9 +15,9 @@ from messages.control.histograms import HistogramCounts
 from messages.control.processes import kind_of, place_of, worker_number
 from messages.engine_names import SCHEDULER, engine_name
 from messages.engines import SchedulerSenders
-from messages.ring.encodings import EncodeImage, EncoderStarted, EngineStarted, ForgetImage
+from messages.ring.encodings import EncodeImage, EncoderStarted, EngineStarted, ForgetImage, OpenAsks
 from messages.ring.requests import FramesLost, ToEncoder
-from runtime.background import lower_priority
+from runtime.background import lower_priority_of, native_threads
 from runtime.process import ProcessLink, run_process
 from scheduler_proc.computing.torch_import import import_torch
 
@@ -31,8 +32,10 @@ LoadEncoder = Callable[[ProcessLink], Encode]
 
 def serve(link: ProcessLink, load: LoadEncoder) -> None:
     """Encodes until the process is stopped. Raises `BootError` if the model's tower cannot be loaded."""
-    with ThreadPoolExecutor(1, "encode", initializer=lower_priority, initargs=(PRIORITY,)) as executor:
+    with ThreadPoolExecutor(1, "encode") as executor:
+        others = native_threads()
         encode = executor.submit(load, link).result()
+        lower_priority_of(native_threads() - others, PRIORITY)
         if not link.stand_by():
             return
         loop = MainLoop(link, encode, executor)
@@ -83,6 +86,9 @@ class MainLoop:
             case ForgetImage():
                 answer = self._work.forget(message)
                 if answer is not None:
+                    self._to_schedulers.send(message.engine, answer)
+            case OpenAsks():
+                for answer in self._work.answer_unknown(message):
                     self._to_schedulers.send(message.engine, answer)
             case EngineStarted(engine):
                 self._work.forget_engine(engine)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from messages.columns import unpack_int32
 from messages.errors import ErrorInfo, RequestError
-from messages.ring.encodings import EncodeImage, ForgetImage, ImageEncoded
+from messages.ring.encodings import EncodeImage, ForgetImage, ImageEncoded, OpenAsks
 from messages.ring.images import ImageInput
 from runtime.histograms import Histogram
 from runtime.row_file import RowFile
@@ -88,6 +88,12 @@ class Work:
                 self._waiting.remove(waiting)
                 return ImageEncoded(message.ask)
         return None
+
+    def answer_unknown(self, message: OpenAsks) -> list[ImageEncoded]:
+        """Returns the answers about those of an engine's asks that neither wait nor are in work."""
+        begun = [] if self._begun is None else [self._begun[0]]
+        known = {each.ask for each in (*self._waiting, *begun) if each.engine == message.engine}
+        return [ImageEncoded(ask) for ask in message.asks if ask not in known]
 
     def forget_engine(self, engine: int) -> None:
         """Forgets what an engine asked for. If it is being encoded, its rows will be written nowhere."""

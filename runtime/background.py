@@ -5,9 +5,10 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -24,8 +25,22 @@ LOWEST_PRIORITY = 19
 
 def lower_priority(priority: int = LOWEST_PRIORITY) -> None:
     """Gives the calling thread this lower priority for good, on systems where threads have priorities."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), priority)
+    lower_priority_of([threading.get_native_id()], priority)
+
+
+def native_threads() -> set[int]:
+    """Returns the native ids of this process's threads, also of those that libraries have started; only on Linux."""
+    try:
+        return {int(path.name) for path in Path("/proc/self/task").iterdir()}
+    except OSError:
+        return set()
+
+
+def lower_priority_of(threads: Iterable[int], priority: int) -> None:
+    """Gives these threads, by native id, this lower priority for good. Ended threads are skipped."""
+    for thread in threads:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, thread, priority)
 
 
 def call_at_low_priority(call: Callable[[], R]) -> R:

@@ -54,8 +54,19 @@ class EngineStarted(msgspec.Struct, frozen=True, array_like=True, tag=True):
     engine: int
 
 
+class OpenAsks(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """scheduler → encoder, every second: what it waits for. Each ask that the encoder does not know was lost, or its
+    answer was, and is answered by an `ImageEncoded` without rows.
+    """
+
+    engine: int
+    asks: tuple[int, ...]
+
+
 class ImageEncoded(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """encoder → scheduler: the rows are written, or there are none: because of an `error`, or as it was forgotten."""
+    """encoder → scheduler: the rows are written, or there are none: because of an `error`, or as the image was
+    forgotten or the ask lost.
+    """
 
     ask: int
     num_rows: int = 0

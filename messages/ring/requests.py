@@ -13,7 +13,7 @@ from messages.columns import Float32s, Int32s
 from messages.ring.adapters import Adapter
 from messages.ring.cache import CacheQuestion
 from messages.ring.dry import Dry
-from messages.ring.encodings import EncodeImage, EngineStarted, ForgetImage, FromEncoder
+from messages.ring.encodings import EncodeImage, EngineStarted, ForgetImage, FromEncoder, OpenAsks
 from messages.ring.images import ImageInput
 from messages.ring.infill import Infill
 from messages.ring.pooling import Pooling
@@ -390,4 +390,4 @@ class FramesLost(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 ToTokenizer = TokenizeMsg | AbortMsg | DropBefore | FlushCache | EncodeMsg | DecodeMsg | FramesLost | CacheQuestion
 ToScheduler = UserMsg | AbortMsg | StopSeen | DropBefore | FlushCache | FramesLost | CacheQuestion | FromEncoder
-ToEncoder = EncodeImage | ForgetImage | EngineStarted | FramesLost
+ToEncoder = EncodeImage | ForgetImage | OpenAsks | EngineStarted | FramesLost

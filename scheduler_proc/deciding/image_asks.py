@@ -8,7 +8,7 @@ from typing import Protocol
 
 from messages.columns import pack_int32
 from messages.errors import ErrorInfo
-from messages.ring.encodings import EncodeImage, ForgetImage, ImageEncoded
+from messages.ring.encodings import EncodeImage, EngineStarted, ForgetImage, ImageEncoded, OpenAsks
 from messages.ring.images import ImageInput
 from scheduler_proc.deciding.row_places import RowPlaces
 
@@ -26,10 +26,10 @@ class Encoders(Protocol):
 
     engine: int
 
-    def send(self, encoder: str, message: EncodeImage | ForgetImage) -> None: ...
+    def send(self, encoder: str, message: EncodeImage | ForgetImage | OpenAsks | EngineStarted) -> None: ...
 
-    def find_gone(self) -> Sequence[str]:
-        """Returns the encoders that have ended since the last call and may not return."""
+    def look(self) -> Collection[str] | None:
+        """Returns the encoders that serve or will return, once a second; otherwise `None`."""
         ...
 
 
@@ -123,10 +123,20 @@ class ImageAsks:
                 self._encoders.send(ask.encoder, ForgetImage(number, self._encoders.engine))
 
     def follow_encoders(self) -> None:
-        """Moves the asks of encoders that have ended for good to others."""
-        for encoder in self._encoders.find_gone():
-            if self._known.pop(encoder, None) is not None:
-                self._take_back(encoder)
+        """Moves the asks of encoders that have ended for good to others, and finds out which messages were lost.
+
+        A gap in the frames does not show that the latest ones are missing, and nothing else may be sent after them.
+        """
+        found = self._encoders.look()
+        for encoder in () if found is None else self._known.keys() - found:
+            del self._known[encoder]
+            self._take_back(encoder)
+        for encoder in found or ():
+            asks = tuple(number for number, ask in self._open.items() if ask.encoder == encoder)
+            if asks:
+                self._encoders.send(encoder, OpenAsks(self._encoders.engine, asks))
+            elif self._orphans and encoder not in self._known:
+                self._encoders.send(encoder, EngineStarted(self._encoders.engine))
         self._place_orphans()
 
     def _all(self) -> Iterable[Ask]:

@@ -6,10 +6,11 @@ cannot be decoded (`BAD`), the tower fails (`BROKEN`), or the process dies (`DEA
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
-from encoder_proc.process import serve
+from encoder_proc.process import PRIORITY, serve
 from encoder_proc.work import Encode
 from messages.columns import pack_int32
 from messages.errors import bad_request
@@ -23,11 +24,14 @@ SLOW_HEIGHT = 2000
 
 
 class Simulated:
+    """It starts at the normal priority and encodes at a low one."""
+
     def __init__(self, run_path: Path):
         self.placement: dict[str, str] = {}
         self._run_path = run_path
 
     def __call__(self, image: ImageInput, num_images: int) -> memoryview:
+        assert priority() == PRIORITY
         file = path_of(image, self._run_path)
         while image.height == SLOW_HEIGHT and not file.exists():
             time.sleep(0.01)
@@ -42,7 +46,12 @@ class Simulated:
 
 def load(link: ProcessLink) -> Encode:
     link.phase("simulating")
+    assert priority() < PRIORITY
     return Simulated(link.run_dir.path)
+
+
+def priority() -> int:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
 def path_of(image: ImageInput, run_path: Path) -> Path:

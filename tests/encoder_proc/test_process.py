@@ -17,6 +17,7 @@ from messages.ring.encodings import (
     EngineStarted,
     ForgetImage,
     ImageEncoded,
+    OpenAsks,
     key_of,
 )
 from messages.ring.images import ImageInput
@@ -136,6 +137,20 @@ def test_a_forgotten_image_is_not_encoded_and_a_new_engine_begins_anew(launcher:
     assert engine.take() == ImageEncoded(1), "it was asked for by the engine before"
     assert engine.take().ask == 7, "the third is forgotten"
     assert engine.rows((0, 1, 3)) == [0, 0, 0]
+
+
+def test_asks_that_an_encoder_does_not_know_are_answered(launcher: FakeLauncher):
+    engine = Engine(launcher)
+    start(launcher)
+    engine.take()
+    slow = image_of(2, SLOW_HEIGHT)
+    engine.ask(1, slow, (0, 1))
+    launcher.wait_for("encoder", Beat, where=lambda beat: beat.busy_since_ns > 0)
+    engine.ask(2, image_of(1), (2,))
+    engine.sender.send(OpenAsks(1, (1, 2, 3)))
+    assert engine.take() == ImageEncoded(3), "one is in work, one waits"
+    path_of(slow, launcher.run_dir.path).touch()
+    assert [engine.take().num_rows for _ in range(2)] == [2, 1]
 
 
 def test_the_image_that_ends_a_process_is_named_by_the_next_one_and_by_no_other(launcher: FakeLauncher):

@@ -15,6 +15,7 @@ import msgspec
 
 from extras.faults.messages import Fault, wrap
 from messages.control.admin import InstructProcesses, ProcessCommand, ProcessResult, ProcessResults
+from messages.control.processes import place_of
 from runtime.run_dir import RunDir
 from supervisor.client.admin_client import AdminClient
 
@@ -192,7 +193,7 @@ class RingClient:
         """Returns the gauges that should be zero when nothing runs, but are not."""
         left: dict[str, float] = {}
         for name, process in self.health()["processes"].items():
-            if not process["gauges"] and process["state"] != "standby":
+            if not process["gauges"] and place_of(name) == name:
                 left[f"{name}.gauges_unknown"] = 1.0
             for gauge, value in process["gauges"].items():
                 if value and gauge in GAUGES_OF_REQUESTS:

@@ -16,7 +16,7 @@ from PIL import Image
 from encoder_proc.image_encoder import open_encoder
 from messages.columns import pack_int32, unpack_int32
 from messages.config.server import Config
-from messages.ring.encodings import EncodeImage, EncoderStarted, ForgetImage, ImageEncoded
+from messages.ring.encodings import EncodeImage, EncoderStarted, EngineStarted, ForgetImage, ImageEncoded, OpenAsks
 from messages.ring.images import ImageInput
 from messages.ring.requests import ChatPrompt, SamplingParams, Stamps, TokenizeMsg, UserMsg
 from runtime.chat_files import read_chat_files
@@ -76,14 +76,14 @@ class ImageServer:
     def close(self) -> None:
         self._encode.close()
 
-    def send(self, encoder: str, message: EncodeImage | ForgetImage) -> None:
+    def send(self, encoder: str, message: EncodeImage | ForgetImage | OpenAsks | EngineStarted) -> None:
         """Takes what the scheduler asks its encoders for."""
         assert encoder == "encoder"
         if isinstance(message, EncodeImage):
             self._asked.append(message)
 
-    def find_gone(self) -> Sequence[str]:
-        return ()
+    def look(self) -> None:
+        """It loses nothing and never leaves."""
 
     def user_msg(self, messages: list[dict[str, Any]], images: Sequence[Image.Image], **params: Any) -> UserMsg:
         """Returns the request as the tokenizer sends it; `messages` have a part `image` for each image."""

@@ -7,7 +7,16 @@ from hashlib import blake2b
 
 from messages.columns import unpack_int32
 from messages.errors import ErrorInfo
-from messages.ring.encodings import KEY_BYTES, ROW_NOTE, EncodeImage, EncoderStarted, ForgetImage, ImageEncoded
+from messages.ring.encodings import (
+    KEY_BYTES,
+    ROW_NOTE,
+    EncodeImage,
+    EncoderStarted,
+    EngineStarted,
+    ForgetImage,
+    ImageEncoded,
+    OpenAsks,
+)
 from messages.ring.images import ImageInput
 from messages.ring.spans import ALL_POSITIONS, DIGEST_BYTES, PromptSpan
 
@@ -79,17 +88,25 @@ class SimulatedEncoders:
         self.rows = rows
         self.open: list[tuple[str, EncodeImage]] = []
         self.forgotten: list[int] = []
-        self.gone: list[str] = []
+        self.found: set[str] | None = None
+        self.answers: list[ImageEncoded | EncoderStarted] = []
+        """To what was sent after the latest `look`."""
 
-    def send(self, encoder: str, message: EncodeImage | ForgetImage) -> None:
-        if isinstance(message, EncodeImage):
-            self.open.append((encoder, message))
-        else:
-            self.forgotten.append(message.ask)
+    def send(self, encoder: str, message: EncodeImage | ForgetImage | OpenAsks | EngineStarted) -> None:
+        match message:
+            case EncodeImage():
+                self.open.append((encoder, message))
+            case ForgetImage():
+                self.forgotten.append(message.ask)
+            case OpenAsks():
+                known = {each.ask for name, each in self.open if name == encoder}
+                self.answers += [ImageEncoded(ask) for ask in message.asks if ask not in known]
+            case EngineStarted():
+                self.answers.append(self.die(encoder))
 
-    def find_gone(self) -> list[str]:
-        gone, self.gone = self.gone, []
-        return gone
+    def look(self) -> set[str] | None:
+        found, self.found = self.found, None
+        return found
 
     def answer(self, error: ErrorInfo | None = None) -> ImageEncoded:
         """Encodes the first image that was asked for, unless it was forgotten, and returns the answer."""

@@ -150,7 +150,9 @@ def test_an_aborted_request_is_forgotten_unless_another_needs_its_image():
     assert bench.gauge("images_encoded") == bench.gauge("images_cached") == 1
 
 
-@pytest.mark.parametrize("what", ["dies", "loses frames", "damages", "leaves"])
+@pytest.mark.parametrize(
+    "what", ["dies", "loses frames", "damages", "leaves", "loses the latest frames", "was not heard"]
+)
 def test_an_encoder_that_fails_is_asked_again(what: str):
     bench, messages = Bench(), [ask(1, 1, 2), ask(2, 3)]
     bench.send(EncoderStarted("encoder-2"), *messages)
@@ -164,9 +166,25 @@ def test_an_encoder_that_fails_is_asked_again(what: str):
         bench.encoders.open = bench.encoders.open[3:]
     elif what == "leaves":
         bench.encoders.die()
-        bench.encoders.gone = ["encoder"]
+        bench.encoders.found = {"encoder-2"}
         bench.plan()
         assert [name for name, _ in bench.encoders.open] == ["encoder-2", "encoder-2"]
+    elif what == "loses the latest frames":
+        _, kept, _ = bench.encoders.open
+        bench.encoders.open = [kept]
+        bench.encoders.found = {"encoder", "encoder-2"}
+        bench.plan()
+        bench.send(*bench.encoders.answers)
+        bench.plan()
+        assert asked(bench) == [image_of(2), image_of(1), image_of(3)]
+    elif what == "was not heard":
+        bench.encoders.open.clear()
+        bench.encoders.found = set()
+        bench.plan()
+        bench.encoders.found = {"encoder"}
+        bench.plan()
+        assert bench.encoders.answers == [EncoderStarted("encoder")]
+        bench.send(*bench.encoders.answers)
     else:
         answer = bench.encoders.answer()
         bench.send(replace(answer, checksum=answer.checksum + 1))
