@@ -1,7 +1,7 @@
 """Attention with fixed launches: a token has the same bits as a decode row, in a prompt and in chunks of any size.
 
-In the interpreter a product is numpy's, which gives a row of a tile the same bits whatever the others are, as a tensor
-core does. So it shows that tiles, blocks, splits and merges are the same, not that compiled kernels keep their order.
+In the interpreter a product gives a row of a tile the same bits whatever the others are (`interpreter_rows.py`). So it
+shows that tiles, blocks, splits and merges are the same, not that compiled kernels keep their order.
 """
 
 from collections import Counter

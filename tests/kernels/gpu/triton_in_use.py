@@ -30,6 +30,7 @@ def triton_in_use(*, is_fixed: bool = False, fusions: Sequence[str] = ()) -> Ite
     if is_interpreted != (DEVICE == "cpu"):
         pytest.skip(f"torch computes on {DEVICE}, and TRITON_INTERPRET is {int(is_interpreted)}")
     if is_interpreted:
+        pytest.importorskip("tests.kernels.gpu.interpreter_rows").make_rows_independent()
         pytest.importorskip("tests.kernels.gpu.interpreter_bf16").make_bf16_right()
         pytest.importorskip("tests.kernels.gpu.interpreter_tf32").make_tf32_right()
         pytest.importorskip("tests.kernels.gpu.interpreter_patches").make_faster()
