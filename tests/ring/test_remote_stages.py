@@ -41,6 +41,7 @@ def rank_pid(joiner: "subprocess.Popen[str]", name: str) -> int:
 
 
 def kill(pid: int) -> None:
+    assert pid, "no machine has the rank"
     os.kill(pid, signal.SIGKILL)
 
 
