@@ -6,6 +6,7 @@ from torch import Tensor
 from kernels.arguments.block_forms import FORMS, GGUF_FORMS
 from kernels.arguments.block_rows import BlockRows
 from kernels.operations.dequantize_blocks import dequantize_blocks_reference, has_finite_scales
+from tests.kernels.each_case import each_case
 from tests.kernels.operations.block_forms import GOLDEN, gguf_values, random_blocks
 
 
@@ -43,8 +44,8 @@ def test_blocks_that_do_not_fill_the_row_are_refused(form: str) -> None:
         BlockRows(random_blocks(form, 4, 512, seed=3), form, 256)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("exponent", [0x7C, 0xFE])
+@each_case("form", FORMS)
+@each_case("exponent", [0x7C, 0xFE])
 def test_scales_that_are_not_finite_are_found(form: str, exponent: int) -> None:
     blocks = random_blocks(form, 4, 512, seed=4)
     assert has_finite_scales(BlockRows(blocks, form, 512))

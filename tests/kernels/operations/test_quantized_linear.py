@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from kernels.operations.block_linear import STEPS, block_linear, block_linear_reference, unpack
 from kernels.operations.quantize import Bits, quantize, quantize_reference, sum_magnitudes
+from tests.kernels.each_case import each_case
 
 DTYPES = [torch.float32, torch.bfloat16]
 SIZES = [(64, 32), (100, 70), (33, 1), (1100, 33)]
@@ -35,10 +36,10 @@ def no_clean_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", poisoned)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@each_case("bits", [8, 4])
 @pytest.mark.usefixtures("no_clean_memory")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
+@each_case("dtype", DTYPES)
+@each_case(
     ("num_tokens", "num_inputs", "num_outputs"),
     [(1, 64, 32), (1, 1100, 70), (2, 100, 33), (3, 100, 70), (4, 33, 1), (5, 600, 33), (13, 100, 70), (70, 1100, 33)],
 )
@@ -61,9 +62,9 @@ def test_it_is_near_the_product_of_the_real_weight(bits: Bits) -> None:
     assert distance(got, x @ weight.T + bias) < {8: 0.02, 4: 0.1}[bits]
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(64, 33), (1100, 64)])
-@pytest.mark.parametrize("is_behind_gelu", [False, True])
+@each_case("bits", [8, 4])
+@each_case(("num_inputs", "num_outputs"), [(64, 33), (1100, 64)])
+@each_case("is_behind_gelu", [False, True])
 def test_a_row_is_the_same_bits_in_any_batch(
     backend: str, num_inputs: int, num_outputs: int, is_behind_gelu: bool, bits: Bits
 ) -> None:
@@ -131,9 +132,9 @@ def test_parts_of_the_inputs_add_up(backend: str, num_tokens: int) -> None:
     assert backend == "torch" or torch.equal(sum_magnitudes(x[-1:]), sum_magnitudes(x)[-1:])
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("num_tokens", [9, 40])
+@each_case("bits", [8, 4])
+@each_case("bad", [float("nan"), float("inf"), float("-inf")])
+@each_case("num_tokens", [9, 40])
 def test_what_is_not_finite_stays_in_its_row(bad: float, num_tokens: int, bits: Bits) -> None:
     x, weight, _ = make_case(num_tokens, 100, 40, torch.bfloat16)
     x[3, 77] = bad
@@ -184,10 +185,10 @@ def test_memory_is_that_of_the_codes_and_a_scale_for_each_output() -> None:
     assert quantize(weight, 4).stored.nbytes / weight.numel() * 8 == 4.5
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@each_case("bits", [8, 4])
 @pytest.mark.usefixtures("no_clean_memory")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("num_inputs", "num_outputs"), SIZES)
+@each_case("dtype", DTYPES)
+@each_case(("num_inputs", "num_outputs"), SIZES)
 def test_every_backend_makes_the_same_codes(dtype: torch.dtype, num_inputs: int, num_outputs: int, bits: Bits) -> None:
     _, weight, _ = make_case(1, num_inputs, num_outputs, dtype)
     weight[0] = 0

@@ -3,6 +3,7 @@ import torch
 
 from kernels.operations.rms_norm import rms_norm
 from tests.kernels.cases import DEVICES, assert_close
+from tests.kernels.each_case import each_case
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -13,8 +14,8 @@ def expect(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [1, 7, 128, 769])
+@each_case("dtype", DTYPES)
+@each_case("size", [1, 7, 128, 769])
 def test_equals_the_formula(dtype: torch.dtype, size: int, device: str) -> None:
     x, weight = torch.randn(5, size, device=device).to(dtype), torch.randn(size, device=device).to(dtype)
     before = x.clone()

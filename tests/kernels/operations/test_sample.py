@@ -3,6 +3,7 @@ import torch
 
 from kernels.operations.sample import draw, greedy, sample, sample_reference
 from tests.kernels.cases import DEVICES
+from tests.kernels.each_case import each_case
 
 scipy = pytest.importorskip("scipy")  # whose parts, which take long, are imported when first named
 
@@ -17,8 +18,8 @@ def test_greedy_takes_the_first_of_the_best(dtype: torch.dtype, device: str) -> 
     assert greedy(logits).tolist() == [700, 0, 1000]
 
 
-@pytest.mark.parametrize("vocab_size", [1, 4095, 4096, 4097, 50257])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case("vocab_size", [1, 4095, 4096, 4097, 50257])
+@each_case("dtype", [torch.float32, torch.bfloat16])
 def test_greedy_of_vocabularies_of_any_size(dtype: torch.dtype, vocab_size: int) -> None:
     torch.manual_seed(vocab_size)
     logits = torch.randn(7, vocab_size).to(dtype)
