@@ -26,7 +26,7 @@ pytestmark = pytest.mark.ring
 
 __all__ = ["requests"]  # a fixture
 
-END_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 90.0
 
 
 def free_addresses(num: int) -> list[str]:
