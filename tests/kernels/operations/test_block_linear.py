@@ -98,7 +98,7 @@ def test_it_is_the_product(form: str, dtype: torch.dtype) -> None:
                 assert distance(got, expected) < {4: 1e-3, 2: 5e-3}[dtype.itemsize]
 
 
-@pytest.mark.parametrize("segments", MIXTURES)
+@each_case("segments", MIXTURES)
 def test_segments_of_several_forms_are_one_weight(segments: tuple[tuple[str, int], ...]) -> None:
     weight = make_weight(segments, 512)
     for num_tokens in (1, 30):

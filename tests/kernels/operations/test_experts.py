@@ -75,8 +75,8 @@ def test_equal_scores_and_numbers_that_are_not_finite() -> None:
     assert bool(routes.shares[1].isnan().all())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("size", [1, 300, 513])
+@each_case("dtype", [torch.float32, torch.bfloat16])
+@each_case("size", [1, 300, 513])
 def test_rows_are_gathered_and_combined(size: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(size)
     x, out = torch.randn(2, 9, size, generator=generator).to(dtype)

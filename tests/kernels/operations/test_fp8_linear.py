@@ -34,7 +34,7 @@ def make_weight(form: str, num_outputs: int, num_inputs: int) -> tuple[PackedFp8
     return weight, dequantize_blocks(rows)
 
 
-@pytest.mark.parametrize("form", FLOAT_FORMS)
+@each_case("form", FLOAT_FORMS)
 def test_a_packed_weight_is_the_blocks(form: str) -> None:
     weight, values = make_weight(form, 70, 256)
     assert torch.equal(unpack_fp8(weight.codes), values)

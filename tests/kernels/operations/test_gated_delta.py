@@ -85,7 +85,7 @@ def test_a_row_of_many_tokens_equals_transformers(device: str) -> None:
     assert_states(matrices, expected_matrices)
 
 
-@pytest.mark.parametrize("shape", [*SHAPES[:3], (2, 1, 33, 256)], ids=str)
+@each_case("shape", [*SHAPES[:3], (2, 1, 33, 256)])
 def test_a_row_has_the_same_bits_wherever_it_is_cut(shape: tuple[int, int, int, int], backend: str) -> None:
     """In chunks, with stored states, and token by token; to the last bit where no compiler chooses what it rounds."""
     num_tokens, tolerance = 40, 1e-6 if backend in ("torch", "portable") else 0.0

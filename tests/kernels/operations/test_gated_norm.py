@@ -45,8 +45,8 @@ def test_gates_first_equals_transformers(num_groups: int, group_size: int, dtype
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("norms_first", [True, False])
+@each_case("dtype", DTYPES)
+@each_case("norms_first", [True, False])
 def test_without_a_weight_there_is_only_the_gate(norms_first: bool, dtype: torch.dtype, device: str) -> None:
     values, gate = make_inputs(67, dtype, device)
     expected = values.double() * gate.double() * gate.double().sigmoid()

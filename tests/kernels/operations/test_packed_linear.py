@@ -59,8 +59,8 @@ def test_a_row_is_the_same_bits_in_any_batch(
         assert torch.equal(packed_linear(x[begin:end], packed, bias, num_outputs), together[begin:end])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("activation", [None, "tanh"])
+@each_case("dtype", DTYPES)
+@each_case("activation", [None, "tanh"])
 def test_rows_are_the_same_bits_for_every_number_of_them(
     backend: str, dtype: torch.dtype, activation: Literal["tanh"] | None
 ) -> None:
@@ -74,7 +74,7 @@ def test_rows_are_the_same_bits_for_every_number_of_them(
         assert torch.equal(packed_linear(x[:num_tokens], packed, bias, 165, activation, out), together[:num_tokens])
 
 
-@pytest.mark.parametrize("activation", [None, "tanh", "exact"])
+@each_case("activation", [None, "tanh", "exact"])
 def test_weights_in_bfloat16_with_rows_in_float32(backend: str, activation: GeluKind | None) -> None:
     """Only x is rounded: the error is that of sums in float32. Rows have the same bits in any batch."""
     x, weight, bias = make_case(70, 96, 165, torch.float32)
@@ -93,8 +93,8 @@ def test_weights_in_bfloat16_with_rows_in_float32(backend: str, activation: Gelu
         assert torch.equal(packed_linear(x[:num_tokens], packed, bias, 165, activation, out), together[:num_tokens])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_tokens", [20, 50])
+@each_case("dtype", DTYPES)
+@each_case("num_tokens", [20, 50])
 def test_what_is_not_a_number_stays_in_its_row(num_tokens: int, dtype: torch.dtype) -> None:
     x, weight, _ = make_case(num_tokens, 64, 40, dtype)
     x[3, 7] = float("nan")

@@ -165,7 +165,7 @@ def test_rows_of_a_draft_are_each_the_same_alone(backend: str, shape: Shape, dty
             assert bool(out[others].isfinite().all())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case("dtype", [torch.float32, torch.bfloat16])
 def test_many_rows_that_share_pages(dtype: torch.dtype) -> None:
     case = decode_case(Shape(4, 2, 64, 16), [140] * 40, dtype, "cpu")
     case.page_tables[1::2, :8] = case.page_tables[1, :8].clone()
@@ -176,14 +176,14 @@ def test_many_rows_that_share_pages(dtype: torch.dtype) -> None:
     assert_close(run(case)[::2], case.expected[::2], dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case("dtype", [torch.float32, torch.bfloat16])
 def test_no_rows(dtype: torch.dtype) -> None:
     case = decode_case(Shape(4, 2, 16, 16), [3], dtype, "cpu")
     none = torch.empty(0, dtype=torch.int32)
     paged_decode(case.query[:0], case.cache, case.page_tables[:0], none, case.options, torch.empty_like(case.query[:0]))
 
 
-@pytest.mark.parametrize("elements", [1, 3000, 1 << 20])
+@each_case("elements", [1, 3000, 1 << 20])
 def test_rows_taken_in_groups_give_the_same(monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
     monkeypatch.setattr(module, "MAX_GATHERED_ELEMENTS", elements)
     case = decode_case(Shape(4, 2, 16, 16), NUM_KEYS, torch.float32, "cpu")

@@ -144,7 +144,7 @@ def test_a_token_is_the_same_in_chunks_and_next_to_other_rows(
         torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case("dtype", [torch.float32, torch.bfloat16])
 def test_scores_that_rise_from_block_to_block(dtype: torch.dtype) -> None:
     """By little and by far: weights are relative to a level that rises only where the highest score is far above it."""
     case = make_paged_case(Shape(6, 2, 64, 16), [100], [250], dtype, "cpu")

@@ -61,7 +61,7 @@ def test_options_of_attention(dtype: torch.dtype, options: dict[str, Any], code_
     assert_close(prefill(case), case.expected, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_case("dtype", DTYPES)
 def test_a_row_is_the_same_alone_and_next_to_rows_that_share_its_pages(backend: str, dtype: torch.dtype) -> None:
     if backend == "torch":
         pytest.skip("torch's products may add in another order for another number of rows")
@@ -75,8 +75,8 @@ def test_a_row_is_the_same_alone_and_next_to_rows_that_share_its_pages(backend: 
         assert torch.equal(alone, together[rows])
 
 
-@pytest.mark.parametrize("attend", [decode, prefill])
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_case("attend", [decode, prefill])
+@each_case("dtype", DTYPES)
 def test_a_row_that_is_not_finite_leaves_the_others_alone(
     attend: Callable[[PagedCase], torch.Tensor], dtype: torch.dtype
 ) -> None:
@@ -124,8 +124,8 @@ def test_storing_equals_its_reference(shape: tuple[int, int, int], has_rope: boo
         assert bool((mine[others] == 77 if mine.dtype == torch.int8 else mine[others].isnan()).all())
 
 
-@pytest.mark.parametrize("code_dtype", MAX_CODES, ids=str)
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@each_case("code_dtype", MAX_CODES)
+@each_case("value", [float("nan"), float("inf")])
 def test_what_is_not_finite_is_seen(code_dtype: torch.dtype, value: float) -> None:
     """A step that has gone wrong must not look right after its K and V have been through 8 bits."""
     heads = torch.ones(1, 3, 16)
@@ -137,7 +137,7 @@ def test_what_is_not_finite_is_seen(code_dtype: torch.dtype, value: float) -> No
     assert not bool(cache.key_scales[0].isfinite().any() | cache.value_scales[0].isfinite().any())
 
 
-@pytest.mark.parametrize(("code_dtype", "most"), [(torch.int8, 0.6 / 127), (torch.float8_e4m3fn, 0.07)], ids=str)
+@each_case(("code_dtype", "most"), [(torch.int8, 0.6 / 127), (torch.float8_e4m3fn, 0.07)])
 def test_codes_are_near_the_numbers_whatever_their_size(code_dtype: torch.dtype, most: float, backend: str) -> None:
     if backend != "torch":
         pytest.skip("there is one form of it")

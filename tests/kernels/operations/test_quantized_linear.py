@@ -55,7 +55,7 @@ def test_it_is_the_product(dtype: torch.dtype, num_tokens: int, num_inputs: int,
         assert distance(got, expected) < {4: 1e-3, 2: 5e-3}[dtype.itemsize]
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@each_case("bits", [8, 4])
 def test_it_is_near_the_product_of_the_real_weight(bits: Bits) -> None:
     x, weight, bias = make_case(20, 512, 70, torch.float32)
     got = block_linear(x, quantize(weight, bits), bias)
@@ -79,7 +79,7 @@ def test_a_row_is_the_same_bits_in_any_batch(
         assert torch.equal(block_linear(x[begin:end], quantized, bias), together[begin:end])
 
 
-@pytest.mark.parametrize("num_tokens", [1, 5, 77])
+@each_case("num_tokens", [1, 5, 77])
 def test_eight_bits_are_the_same_bits_on_every_processor(backend: str, num_tokens: int) -> None:
     """Sums of the codes are exact. The activations are such that torch finds the same codes; some are far too large for
     8 bits, alone and as neighbours; in two rows, as many codes as possible are too large with their neighbours; others
@@ -114,7 +114,7 @@ def test_large_activations_do_not_blur_the_others() -> None:
 
 
 @pytest.mark.usefixtures("no_clean_memory")
-@pytest.mark.parametrize("num_tokens", [1, 6, 40])
+@each_case("num_tokens", [1, 6, 40])
 def test_parts_of_the_inputs_add_up(backend: str, num_tokens: int) -> None:
     """Ranks make the same codes as one, even if nearly all of a token is in one part, whose inputs are all outliers."""
     x, weight, _ = make_case(num_tokens, 400, 70, torch.float32)
@@ -142,7 +142,7 @@ def test_what_is_not_finite_stays_in_its_row(bad: float, num_tokens: int, bits: 
     assert out.isnan().any(dim=1).nonzero().flatten().tolist() == [3]
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@each_case("bits", [8, 4])
 def test_zeros_and_tiny_numbers(bits: Bits) -> None:
     x, weight, bias = make_case(3, 100, 40, torch.float32)
     x[0], x[1] = 0, 1e-38
@@ -158,8 +158,8 @@ def test_rows_that_are_not_neighbours_in_memory() -> None:
     assert distance(block_linear(x[::2], quantized, bias), block_linear(x[::2].clone(), quantized, bias)) < 1e-3
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_case("bits", [8, 4])
+@each_case("dtype", DTYPES)
 def test_a_weight_is_near_itself(dtype: torch.dtype, bits: Bits) -> None:
     _, weight, _ = make_case(1, 100, 70, dtype)
     near = unpack(quantize(weight, bits))
@@ -170,7 +170,7 @@ def test_a_weight_is_near_itself(dtype: torch.dtype, bits: Bits) -> None:
     assert float((near - weight.float()).abs().max()) <= float(largest) / {8: 240, 4: 7.5}[bits]
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@each_case("bits", [8, 4])
 def test_codes_come_back(bits: Bits) -> None:
     """Every code at every place, with a scale of 1 that the largest fixes."""
     least, largest = {8: (-127, 127), 4: (-8, 7)}[bits]

@@ -34,8 +34,8 @@ def empty_cache(num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: st
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("has_rope", [True, False])
+@each_case("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each_case("has_rope", [True, False])
 def test_equals_its_reference(has_rope: bool, dtype: torch.dtype, device: str) -> None:
     for shape in SHAPES:
         with naming(shape=shape):
@@ -108,8 +108,8 @@ def check_part(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("codes", [None, torch.int8], ids=["plain", "int8"])
+@each_case("dtype", [torch.float32, torch.bfloat16])
+@each_case("codes", [None, torch.int8])
 def test_values_have_a_norm_without_rotation(dtype: torch.dtype, codes: torch.dtype | None, device: str) -> None:
     heads, tables, positions, slots = make_inputs(4, 2, 64, dtype, device)
     weights = torch.randn(3, 64, generator=torch.Generator().manual_seed(2)).to(dtype).to(device)
@@ -139,8 +139,8 @@ def test_queries_alone_are_those_with_keys(dtype: torch.dtype, device: str) -> N
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("has_norms", [True, False])
+@each_case("dtype", [torch.float32, torch.bfloat16])
+@each_case("has_norms", [True, False])
 def test_without_a_cache_keys_and_values_stay_in_place(has_norms: bool, dtype: torch.dtype, device: str) -> None:
     """They have the bits that a cache would get, and slots are not read."""
     heads, tables, positions, slots = make_inputs(4, 2, 64, dtype, device)
