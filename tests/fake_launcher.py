@@ -4,7 +4,7 @@
         to_detokenizer = launcher.open_sender("detokenizer")
         from_detokenizer = launcher.open_receiver("frontend", ToFrontend)
         launcher.start("detokenizer_proc")
-        launcher.wait_for("detokenizer", Ready, timeout_s=30)
+        launcher.wait_for("detokenizer", Ready)
         ...
         reply = launcher.take_one(from_detokenizer, timeout_s=5)
 
@@ -34,7 +34,7 @@ M = TypeVar("M")
 Process = ForkedProcess | subprocess.Popen[bytes]
 
 ROOT = Path(__file__).resolve().parents[1]
-STOP_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 90.0
 POLL_S = 0.1
 """Longest blocking poll, so that the death of a process is detected soon."""
 
@@ -97,7 +97,7 @@ class FakeLauncher:
         self._control.send(name, message)
 
     def wait_for(
-        self, name: str, kind: type[M], timeout_s: float = 30.0, where: Callable[[M], bool] = lambda message: True
+        self, name: str, kind: type[M], timeout_s: float = 90.0, where: Callable[[M], bool] = lambda message: True
     ) -> M:
         """Removes and returns the oldest report `kind` of process `name` for which `where` is true.
 
@@ -128,7 +128,7 @@ class FakeLauncher:
         self._channels.append(sender)
         return sender
 
-    def take_one(self, receiver: Receiver[Any], timeout_s: float = 30.0) -> Any:
+    def take_one(self, receiver: Receiver[Any], timeout_s: float = 90.0) -> Any:
         """Returns the next message of `receiver`. Fails at the deadline."""
         deadline = time.monotonic() + timeout_s
         waiter = Waiter()

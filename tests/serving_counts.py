@@ -10,6 +10,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -99,7 +100,9 @@ class Serving:
         cache = open_cache(600, PAGE_SIZE, True, None, None)
         limits = Limits(CONTEXT, VOCAB_SIZE)
         self.scheduler = Scheduler(cache, limits, Budget(max_num_seqs=32, max_num_batched_tokens=1024))
-        self.stepper = Stepper(self.scheduler, runner, StepTimes())
+        # Steps take no time: the scheduler plans by the times of prompts, and on a busy machine calls more functions.
+        clock = repeat(0.0).__next__
+        self.stepper = Stepper(self.scheduler, runner, StepTimes(), clock, clock)
         self._num_requests = 0
 
     def add(self, num_rows: int, num_tokens: int) -> None:

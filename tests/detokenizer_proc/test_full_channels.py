@@ -24,7 +24,7 @@ from tests.fake_launcher import ROOT, FakeLauncher
 pytestmark = pytest.mark.ring
 
 MODULE = "tests.detokenizer_proc.small_channels_process"
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 NUM_ROWS = 64
 PORTION = 10
 """Steps that are sent before the reading frontend has received them: fewer than its channel holds."""

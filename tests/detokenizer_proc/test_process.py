@@ -161,5 +161,5 @@ def test_without_a_tokenizer_it_reports_what_it_looked_for(tmp_path: Path) -> No
 def test_it_ends_with_its_launcher(launcher: FakeLauncher) -> None:
     launcher.start_ready("detokenizer_proc")
     launcher.abandon()
-    assert launcher.wait_exit("detokenizer", timeout_s=30) in (0, -9)
+    assert launcher.wait_exit("detokenizer") in (0, -9)
     assert not launcher.run_dir.path.exists()

@@ -32,7 +32,7 @@ from tests.fake_launcher import FakeLauncher
 M = TypeVar("M")
 
 NAMES = ("frontend", "tokenizer", "scheduler", "detokenizer")
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 TABLE = "table"
 JSON_HEADERS = {"Content-Type": "application/json"}
 

@@ -218,7 +218,7 @@ def test_the_launcher_may_hand_down_the_listening_socket():
             env={**os.environ, LISTEN_FD: str(descriptor)},
             pass_fds=(descriptor,),
         )
-        launcher.wait_for("frontend", Ready, timeout_s=30)
+        launcher.wait_for("frontend", Ready)
         host, port = listener.getsockname()
         assert httpx.get(f"http://{host}:{port}/health").json()["status"] == "starting"
         assert not launcher.run_dir.address_file.exists()
@@ -229,7 +229,7 @@ def test_a_port_in_use_is_a_boot_error():
         port = taken.getsockname()[1]
         with FakeLauncher(make_config(HttpConfig(port=port))) as launcher:
             launcher.start("frontend")
-            failure = launcher.wait_for("frontend", BootFailed, timeout_s=30)
+            failure = launcher.wait_for("frontend", BootFailed)
             assert f"port {port}" in failure.message
             assert launcher.wait_exit("frontend") == 1
 

@@ -24,6 +24,9 @@ from kernels.cpu.build import (
 )
 from kernels.cpu.headers import write_headers
 
+BUILD_TIMEOUT_S = 900.0
+"""A build takes half a minute of a quiet machine's time, and a busy one takes minutes."""
+
 SOFTWARE_TILES = Path(__file__).parent / "cpu" / "software_tiles.h"
 TILE_FLAGS = {
     "avx512": ISA_FLAGS["amx"],
@@ -73,7 +76,7 @@ def sanitized_library(isas: Sequence[str], flags: Sequence[str]) -> Path:
     try:
         compiler = find_compiler()
         path = library_path(compiler, [*isas, *flags])
-        build_once(path, lambda: build(compiler, path, flags))
+        build_once(path, lambda: build(compiler, path, flags, timeout_s=BUILD_TIMEOUT_S))
     except BuildError as error:
         pytest.skip(str(error))
     return path
@@ -91,6 +94,6 @@ def _build_with_tiles(compiler: Sequence[str], target: Path, tile_flags: Sequenc
 
 
 def _compile(command: Sequence[str]) -> None:
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False)
     if ran.returncode:
         pytest.skip(f"the compiler does not build the kernels for tiles: {ran.stderr[-500:]}")

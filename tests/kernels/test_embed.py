@@ -8,12 +8,13 @@ from kernels.formats.quantized import QUANTIZED
 from kernels.operations.packed_linear import pack
 from kernels.operations.quantize import Bits
 from tests.kernels.cases import DEVICES
+from tests.kernels.each_case import each_case
 from tests.kernels.test_formats import values_of
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("size", [1, 33, 96])
+@each_case("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each_case("size", [1, 33, 96])
 def test_it_is_the_sum_of_two_rows(dtype: torch.dtype, size: int, device: str) -> None:
     tokens, places = (torch.randn(num_rows, size, device=device).to(dtype) for num_rows in (50, 9))
     ids = torch.tensor([49, 0, 7, 7], dtype=torch.int32, device=device)

@@ -12,15 +12,10 @@ from kernels.operations.block_linear import unpack
 from kernels.operations.gelu import GeluKind
 from kernels.operations.packed_linear import has_packed_kernel
 from kernels.operations.quantize import Bits
+from tests.kernels.each_case import each_case
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("has_bias", [True, False])
-@pytest.mark.parametrize("num_tokens", [1, 3, 64])
-@pytest.mark.parametrize("activation", [None, "tanh", "exact"])
-def test_it_is_the_product_whatever_computes_it(
-    dtype: torch.dtype, has_bias: bool, num_tokens: int, activation: GeluKind | None
-) -> None:
+def check_product(dtype: torch.dtype, has_bias: bool, num_tokens: int, activation: GeluKind | None) -> None:
     generator = torch.Generator().manual_seed(1)
     weight, x = torch.randn(70, 48, generator=generator), torch.randn(num_tokens, 48, generator=generator)
     bias = torch.randn(70, generator=generator) if has_bias else None
@@ -40,6 +35,16 @@ def test_it_is_the_product_whatever_computes_it(
             check(layer(x.to(dtype)), expected)
 
 
+@each_case("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@each_case("has_bias", [True, False])
+@each_case("num_tokens", [1, 3, 64])
+@each_case("activation", [None, "tanh", "exact"])
+def test_it_is_the_product_whatever_computes_it(
+    dtype: torch.dtype, has_bias: bool, num_tokens: int, activation: GeluKind | None
+) -> None:
+    check_product(dtype, has_bias, num_tokens, activation)
+
+
 def check(got: torch.Tensor, expected: torch.Tensor) -> None:
     dtype = got.dtype
     assert float((got.double() - expected).norm() / expected.norm()) < {4: 1e-6, 2: 4e-3}[dtype.itemsize]
@@ -48,7 +53,7 @@ def check(got: torch.Tensor, expected: torch.Tensor) -> None:
 def test_bfloat16_on_a_processor_where_onednn_does_not_multiply_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain, "onednn_has_bfloat16", lambda: False)
     monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
-    test_it_is_the_product_whatever_computes_it(torch.bfloat16, True, 3, "tanh")
+    check_product(torch.bfloat16, True, 3, "tanh")
 
 
 def values_of(weight: Weight) -> torch.Tensor:
@@ -56,9 +61,9 @@ def values_of(weight: Weight) -> torch.Tensor:
     return unpack(weight.blocks)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("activation", [None, "tanh", "exact"])
+@each_case("bits", [8, 4])
+@each_case("dtype", [torch.float32, torch.bfloat16])
+@each_case("activation", [None, "tanh", "exact"])
 def test_a_quantized_weight_is_multiplied_as_what_it_stands_for(
     bits: Bits, dtype: torch.dtype, activation: GeluKind | None
 ) -> None:

@@ -12,6 +12,7 @@ from kernels.formats.planes import PlanesFormat, PlanesWeight, has_planes
 from kernels.formats.registry import find_block_format
 from kernels.operations.dequantize_blocks import dequantize_blocks_reference
 from kernels.operations.gelu import GeluKind
+from tests.kernels.each_case import each_case
 from tests.kernels.gpu.plausible_blocks import plausible_rows
 
 CPU, NUM_INPUTS = torch.device("cpu"), 512
@@ -30,9 +31,9 @@ def make_weight(dtype: torch.dtype = torch.float32) -> tuple[PlanesWeight, Tenso
     return weight.finish(), torch.cat([dequantize_blocks_reference(rows) for rows in pieces])
 
 
-@pytest.mark.parametrize("activation", [None, "tanh", "exact"])
-@pytest.mark.parametrize("has_bias", [True, False])
-@pytest.mark.parametrize("gives_out", [True, False])
+@each_case("activation", [None, "tanh", "exact"])
+@each_case("has_bias", [True, False])
+@each_case("gives_out", [True, False])
 def test_a_linear_layer(activation: GeluKind | None, has_bias: bool, gives_out: bool) -> None:
     weight, values = make_weight()
     generator = torch.Generator().manual_seed(1)

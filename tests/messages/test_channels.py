@@ -20,7 +20,7 @@ from messages.ring.replies import OpenStream, ToDetokenizer
 from messages.ring.requests import AbortMsg, DropBefore, FramesLost, StopSeen, ToScheduler
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from messages.ring.uids import UIDS_PER_BLOCK, frontend_blocks, frontend_socket
 from runtime.run_dir import RunDir
 
 N = UIDS_PER_BLOCK
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 
 
 class Frontends:

@@ -151,7 +151,7 @@ class RingClient:
         os.kill(status["pid"], how)
         return status["num_restarts"] + 1
 
-    def wait_for_restart(self, process: str, num_restarts: int, timeout_s: float = 60.0) -> None:
+    def wait_for_restart(self, process: str, num_restarts: int, timeout_s: float = 2 * TIMEOUT_S) -> None:
         """Waits until `process` has been replaced this many times and all processes serve."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -182,7 +182,7 @@ class RingClient:
     def gauges(self, process: str) -> dict[str, float]:
         return self.health()["processes"][process]["gauges"]
 
-    def wait_until_empty(self, timeout_s: float = TIMEOUT_S / 2) -> None:
+    def wait_until_empty(self, timeout_s: float = TIMEOUT_S) -> None:
         """Waits until no process holds state of a request and all pages are free or cached."""
         deadline = time.monotonic() + timeout_s
         while (left := self.what_is_left()) and time.monotonic() < deadline:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.ring
 
 GOOD: dict[str, Any] = {"prompt": [5, 6, 7, 8], "max_tokens": 4, "temperature": 0, "stream": False}
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 90.0
 NUM_AT_ONCE = 10
 JSON_HEADERS = {"Content-Type": "application/json"}
 POST = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.server_process import ServerProcess
 from tests.ring.client import Generated, RingClient
 from tests.ring.conftest import CHEAP, READY_TIMEOUT_S, RESTART_FLAGS, SPECULATIVE
-from tests.ring.test_kept_cache import PAGE_TOKENS, PROMPT_TOKENS, requests
+from tests.ring.test_kept_cache import MAX_TRIES, PAGE_TOKENS, PROMPT_TOKENS, requests
 from tests.ring.test_standby import hurry, maps_of
 
 pytestmark = pytest.mark.ring
@@ -41,21 +41,34 @@ def find_spares(ring: RingClient, count: int) -> set[int]:
 
 
 def kill_amid_streams(
-    ring: RingClient, victim: str, requests: list[dict[str, Any]], undisturbed: list[Generated]
-) -> list[Generated]:
-    """Returns the replies during which `victim` was killed; they have the tokens of the undisturbed ones."""
-    pid = ring.status(victim)["pid"]  # before the streams, which might end during this request
-    got = ring.generate_disturbed(requests, partial(os.kill, pid, signal.SIGKILL))
-    assert [(one.text, one.token_ids) for one in got] == [(one.text, one.token_ids) for one in undisturbed]
-    return got
+    ring: RingClient,
+    victim: str,
+    requests: list[dict[str, Any]],
+    undisturbed: list[Generated],
+    num_spares: int = 0,
+) -> tuple[list[Generated], set[int]]:
+    """Kills `victim` during streams, again if all had ended before it died.
+
+    Returns their replies, which have the tokens of the undisturbed ones, and the spares that there were.
+    """
+    for _ in range(MAX_TRIES):
+        spares = find_spares(ring, num_spares) if num_spares else set[int]()
+        status = ring.status(victim)  # before the streams, which might end during this request
+        got = ring.generate_disturbed(requests, partial(os.kill, status["pid"], signal.SIGKILL))
+        assert [(one.text, one.token_ids) for one in got] == [(one.text, one.token_ids) for one in undisturbed]
+        ring.wait_for_restart(victim, status["num_restarts"] + 1)
+        ring.wait_until_empty()
+        if max(one.attempts for one in got) > 1:
+            return got, spares
+    raise AssertionError(f"{victim} never died in mid-stream")
 
 
-@pytest.fixture(params=RANKS)
+@pytest.fixture(scope="module", params=RANKS)
 def flag(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ring(flag: str, tiny_checkpoint: Path) -> Iterator[RingClient]:
     """A server with standby processes, as few have in these tests."""
     flags = ("--cpu-threads", "1", *CHEAP, *SPECULATIVE, *RESTART_FLAGS, flag, f"{len(RANKS[flag])}")
@@ -71,8 +84,8 @@ def test_streams_continue_exactly_when_any_rank_dies(flag: str, ring: RingClient
     names = RANKS[flag]
     undisturbed = ring.generate_all(requests)
     for num_deaths, victim in enumerate(names, 1):
-        spares = find_spares(ring, len(names)) if victim == names[-1] else set[int]()
-        got = kill_amid_streams(ring, victim, requests, undisturbed)
+        num_spares = len(names) if victim == names[-1] else 0
+        got, spares = kill_amid_streams(ring, victim, requests, undisturbed, num_spares)
         # All are back within a second, so frames that they had not received may count as lost, too (decision 0008).
         assert {one.attempts for one in got} <= {1, 2, 3}
         for name in names:
@@ -81,11 +94,9 @@ def test_streams_continue_exactly_when_any_rank_dies(flag: str, ring: RingClient
             assert any("memfd:sluice-weights" in path for path in kept)
             assert any(f"memfd:sluice-{name}.kv-cache" in path for path in kept)
             assert not spares or ring.status(name)["pid"] in spares
-        ring.wait_until_empty()
         gauges = ring.gauges("scheduler")
         # On a busy machine some streams have ended before the death, or come to the scheduler after it.
         num_continued = sum(one.attempts > 1 for one in got)
-        assert num_continued > 0
         assert gauges["resumed_tokens"] >= num_continued * PROMPT_TOKENS
         assert gauges["recomputed_tokens"] <= gauges["resumed_tokens"] / PROMPT_TOKENS * (PAGE_TOKENS + 1)
     assert ring.status("rank1")["gauges"]["steps"] > 0
@@ -97,8 +108,6 @@ def test_streams_of_a_dead_stage_move_to_another_engine(
     ring: RingClient = start_ring(tiny_checkpoint, *RESTART_FLAGS, "--pipeline-parallel", "2", "--data-parallel", "2")
     undisturbed = ring.generate_all(requests)
     kill_amid_streams(ring, "rank1", requests, undisturbed)
-    ring.wait_for_restart("rank1", 1)
-    ring.wait_until_empty()
     assert ring.gauges("scheduler-2")["resumed_tokens"] > 0
     assert ring.status("rank1-2")["num_restarts"] == 0
 

@@ -19,14 +19,14 @@ from runtime.run_dir import RunDir
 from tests.frontend.frontend_run import wait_until
 from tests.ring.client import ADMIN_KEY, RingClient
 from tests.ring.conftest import CHEAP, HOLD_S, READY_TIMEOUT_S, RESTART_FLAGS
-from tests.ring.test_kept_cache import requests
+from tests.ring.test_kept_cache import MAX_TRIES, requests
 from tests.ring.test_remote_engines import joining, run_dirs
 
 pytestmark = pytest.mark.ring
 
 __all__ = ["requests"]  # a fixture
 
-END_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 90.0
 
 
 def free_addresses(num: int) -> list[str]:
@@ -41,6 +41,7 @@ def rank_pid(joiner: "subprocess.Popen[str]", name: str) -> int:
 
 
 def kill(pid: int) -> None:
+    assert pid, "no machine has the rank"
     os.kill(pid, signal.SIGKILL)
 
 
@@ -74,7 +75,7 @@ def test_streams_continue_exactly_when_a_machine_with_a_stage_dies(
         victims = (
             lambda: kill(rank_pid(second, "rank2")),
             lambda: kill(next(joiner.pid for joiner in (first, standby) if rank_pid(joiner, "rank1"))),
-            lambda: ring.kill("rank1"),  # the proxy
+            *[lambda: ring.kill("rank1")] * MAX_TRIES,  # the proxy; again if all streams had ended each time
         )
         num_continued = 0
         for num_deaths, harm in enumerate(victims, 1):
@@ -83,7 +84,10 @@ def test_streams_continue_exactly_when_a_machine_with_a_stage_dies(
             num_continued += sum(one.attempts > 1 for one in got)
             for name in ("scheduler", "rank1", "rank2"):
                 ring.wait_for_restart(name, num_deaths)
-        assert num_continued > 0, "no stream was disturbed"
+            if num_deaths > 2 and num_continued:
+                break
+        else:
+            raise AssertionError("no stream was disturbed")
         cached = ring.generate_all(requests)
         assert [(one.text, one.token_ids) for one in cached] == undisturbed
         ring.wait_until_empty()
@@ -94,4 +98,4 @@ def test_streams_continue_exactly_when_a_machine_with_a_stage_dies(
         log.seek(0)
         text = log.read()
         assert "the head does not know this key" in text
-        assert len(re.findall("joined .* as rank1", text)) == 4, text
+        assert len(re.findall("joined .* as rank1", text)) == num_deaths + 1, text

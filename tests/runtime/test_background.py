@@ -5,7 +5,7 @@ import pytest
 
 from runtime.background import NUM_THREADS, BackgroundCalls, NeverBegunError
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 90.0
 
 
 def wait_for_all(calls: BackgroundCalls[int, str], woken: threading.Event) -> dict[int, str | Exception]:

@@ -22,7 +22,7 @@ from runtime.lifeline import ask_for_death_signal
 # Python 3.12 warns of the threads of the test process.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 ENVIRONMENT = {**os.environ, "MARK": "forked"}
 
 PROGRAM = """

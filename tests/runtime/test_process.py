@@ -36,7 +36,7 @@ from runtime.process import ProcessLink, run_process
 from runtime.run_dir import RunDir, claim
 
 FACTS = ModelFacts(model_dir="/m", tokenizer_dir="/m", served_names=("m",), vocab_size=1, max_model_len=2)
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 
 
 class Launcher:

@@ -15,7 +15,7 @@ from messages.ring.requests import StopSeen, ToScheduler
 from runtime.profiling import Part, ProcessProfile, ProcessProfiler
 from runtime.run_dir import RunDir
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 90.0
 
 
 class Loop:

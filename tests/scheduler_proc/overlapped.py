@@ -196,7 +196,11 @@ class OverlappedBench(Bench):
         return OverlappedRunner(self.runner, self._attempt_of)
 
     def make_stepper(self) -> Stepper:
-        return Stepper(self.scheduler, self.device, self.times)
+        return Stepper(self.scheduler, self.device, self.times, self.clock, self.clock)
+
+    def clock(self) -> float:
+        """The runner's time: costs, by which drafts are chosen, are a function of the tokens of steps."""
+        return self.device.now_s
 
     def send(self, *messages: ToScheduler) -> None:
         """Sends them; the next turn checks the accounts."""

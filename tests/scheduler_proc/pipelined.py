@@ -73,4 +73,4 @@ class PipelinedBench(OverlappedBench):
         return PipelinedRunner(self.runner, self._num_stages, self._attempt_of, is_early=self._is_early)
 
     def make_stepper(self) -> Stepper:
-        return Stepper(self.scheduler, self.device, self.times, lambda: self.device.now_s)
+        return Stepper(self.scheduler, self.device, self.times, self.clock)

@@ -56,7 +56,7 @@ class AheadBench(OverlappedBench):
         return AheadRunner(self.runner, self._attempt_of)
 
     def make_stepper(self) -> Stepper:
-        return Stepper(self.scheduler, self.device, self.times, has_news=self.has_news)
+        return Stepper(self.scheduler, self.device, self.times, self.clock, self.clock, self.has_news)
 
     def has_news(self) -> bool:
         is_new = self._chance.random() < 0.1

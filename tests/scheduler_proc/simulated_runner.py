@@ -27,6 +27,9 @@ from tests.scheduler_proc.simulated_spans import SimulatedSpanRows, embedded_ids
 START = 0x5EED
 NO_PARAMS = SamplingParams(max_tokens=1)
 
+NUM_RANKED = 512
+"""Only the first ids can be alternatives: ranking a real vocabulary takes 50 ms a token."""
+
 Logprob = tuple[int, float, list[tuple[int, float]]]
 """A token, its logprob, and its alternatives with theirs."""
 
@@ -67,7 +70,8 @@ def logprob(value: int, token_id: int) -> float:
 
 def logprob_with_top(value: int, token_id: int, num_top: int, vocab_size: int) -> tuple[float, list[tuple[int, float]]]:
     """Returns the logprob of a token, and the likeliest ones with theirs."""
-    logprobs = sorted((-logprob(value, other), other) for other in range(vocab_size)) if num_top else []
+    others = range(min(vocab_size, NUM_RANKED)) if num_top else ()
+    logprobs = sorted((-logprob(value, other), other) for other in others)
     return logprob(value, token_id), [(other, -negative) for negative, other in logprobs[:num_top]]
 
 

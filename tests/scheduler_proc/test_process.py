@@ -50,7 +50,7 @@ class Ring:
         self.inbox = Inbox()
         self.receiver: Receiver[ToDetokenizer] = launcher.open_receiver("detokenizer", ToDetokenizer)
         start(launcher, module)
-        launcher.wait_for("scheduler", Ready, timeout_s=30)
+        launcher.wait_for("scheduler", Ready)
         self.sender: Sender[ToScheduler] = launcher.open_sender("scheduler")
 
     def take_until_finished(self, *uids: int) -> None:
@@ -147,7 +147,7 @@ def test_a_model_that_cannot_be_loaded_is_a_boot_error():
     config = Config(cache=CacheConfig(num_pages=15, block_size=4), facts=FACTS)
     with FakeLauncher(config) as launcher:
         start(launcher)
-        failed = launcher.wait_for("scheduler", BootFailed, timeout_s=30)
+        failed = launcher.wait_for("scheduler", BootFailed)
         assert "no room for a simulated model" in failed.message
         assert launcher.wait_exit("scheduler") == 1
 

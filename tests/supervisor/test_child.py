@@ -12,7 +12,7 @@ from supervisor.child import NUM_LAST_LINES, Child, Command, how_it_ended
 from supervisor.output_lines import MAX_LINE_BYTES
 from tests.supervisor.fake_run import wait_until
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 90.0
 
 
 def run_child(code: str, listen_fd: int | None = None) -> tuple[Child, list[str]]:

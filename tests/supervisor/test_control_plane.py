@@ -18,7 +18,7 @@ from messages.control.admin import (
 from messages.control.processes import Drain, Drained, Ready, Refusal, ToProcess, Welcome
 from supervisor.control_plane import ControlPlane
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 90.0
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from supervisor.child import Child, Command
 from supervisor.process_group import ProcessGroup, Site
 from supervisor.signals import SignalPipe
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 90.0
 
 
 class Member:

@@ -161,11 +161,11 @@ def test_grammars_that_take_or_wait_too_long_on_a_busy_machine_may_come_again(
 
 def test_loading_counts_for_no_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(self: GrammarChild) -> None:
-        time.sleep(0.8)
+        time.sleep(3.0)
 
     monkeypatch.setattr(GrammarChild, "load", load)
     monkeypatch.setattr(GrammarChild, "check", lambda self, grammar, timeout_s: GrammarCheck(grammar))
-    checks = Checks(timeout_s=0.3)
+    checks = Checks(timeout_s=1.5)
     checks.start(1, schema("{}"))
     checks.start(2, schema("true"))
     assert all(isinstance(answer, UserMsg) for answer in checks.take(2))

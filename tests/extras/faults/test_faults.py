@@ -18,7 +18,7 @@ from messages.ring.requests import FramesLost, StopSeen, ToScheduler
 from messages.ring.steps import Batch, ForwardOutput
 from runtime.run_dir import RunDir
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from messages.control.processes import Ready
 from tests.fake_launcher import FakeLauncher
 from tests.frontend.frontend_run import FACTS, wait_until
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 GIB = 2**30
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 CHUNKED = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -110,7 +110,7 @@ def test_a_server_does_not_start_without_the_keys_it_was_notified_of(tmp_path: P
     http = HttpConfig(port=0, **keys)
     with FakeLauncher(make_config(http)) as launcher:
         launcher.start("frontend")
-        assert "cannot be read" in launcher.wait_for("frontend", BootFailed, timeout_s=30).message
+        assert "cannot be read" in launcher.wait_for("frontend", BootFailed).message
         assert launcher.wait_exit("frontend") == 1
 
 

@@ -96,5 +96,5 @@ def test_files_that_make_no_https_are_refused(certificate: tuple[Path, Path], tm
     }[kind]
     with FakeLauncher(make_config(HttpConfig(port=0, **fields))) as launcher:
         launcher.start("frontend")
-        assert "--ssl-" in launcher.wait_for("frontend", BootFailed, timeout_s=30).message
+        assert "--ssl-" in launcher.wait_for("frontend", BootFailed).message
         assert launcher.wait_exit("frontend") == 1

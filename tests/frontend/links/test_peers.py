@@ -14,7 +14,7 @@ from messages.ring.peers import AbortedOpen, CountOpen, OpenCount, PeerAnswer, P
 from messages.ring.uids import UIDS_PER_BLOCK, block_of
 from tests.frontend.other_frontend import front
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 
 
 class FakeSender:

@@ -73,7 +73,7 @@ def test_it_is_shown_once_a_second_and_only_if_it_has_changed(server: FrontendRu
         time.sleep(2.5)
         server.send(final(message, "ok", (1,)))
         places = [line for line in call.response.read().decode().splitlines() if line.startswith(": progress")]
-        assert 2 <= len(places) <= 4
+        assert 2 <= len(places) <= time.monotonic() - begin_s
         assert len(set(places)) == len(places)
 
 

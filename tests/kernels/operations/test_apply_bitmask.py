@@ -4,10 +4,11 @@ import torch
 from kernels.operations.apply_bitmask import apply_bitmask, apply_bitmask_reference
 from tests.kernels.bitmask_cases import make_bitmask
 from tests.kernels.cases import DEVICES
+from tests.kernels.each_case import each_case
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 5_003])
+@each_case("vocab_size", [1, 31, 32, 33, 5_003])
 def test_only_tokens_whose_bit_is_set_stay(vocab_size: int, device: str) -> None:
     generator = torch.Generator().manual_seed(vocab_size)
     logits = torch.randn(5, vocab_size, generator=generator)

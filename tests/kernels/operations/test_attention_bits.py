@@ -9,6 +9,7 @@ from kernels.arguments.rows import PrefillRows
 from kernels.operations.paged_decode import paged_decode
 from kernels.operations.paged_prefill import paged_prefill
 from tests.kernels.cases import OPTIONS, PagedCase, Shape, make_paged_case, with_codes
+from tests.kernels.each_case import each_case
 from tests.naming import naming
 
 SHAPES = [
@@ -39,9 +40,9 @@ def assert_same_bits(case: PagedCase) -> None:
         assert torch.equal(alone, prompt[one])
 
 
-@pytest.mark.parametrize("has_codes", [False, True], ids=["elements", "codes"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case("has_codes", [False, True])
+@each_case("shape", SHAPES)
+@each_case("dtype", [torch.float32, torch.bfloat16])
 def test_a_token_has_the_bits_of_a_prompt(backend: str, dtype: torch.dtype, shape: Shape, has_codes: bool) -> None:
     if backend == "torch":
         pytest.skip("torch's products may add in another order for another number of tokens")

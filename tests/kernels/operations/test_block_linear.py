@@ -20,6 +20,7 @@ from kernels.operations.block_linear import (
     unpack,
 )
 from kernels.operations.dequantize_blocks import dequantize_blocks_reference
+from tests.kernels.each_case import each_case
 from tests.kernels.gpu.plausible_blocks import plausible_rows
 from tests.kernels.operations.block_forms import GOLDEN, random_blocks
 
@@ -61,7 +62,7 @@ def assert_same_bits(values: Tensor, expected: Tensor) -> None:
     assert torch.equal(values.view(torch.int32), expected.contiguous().view(torch.int32))
 
 
-@pytest.mark.parametrize("form", FILE_FORMS)
+@each_case("form", FILE_FORMS)
 def test_packed_blocks_hold_the_values_of_the_file(form: str) -> None:
     rows = BlockRows(random_blocks(form, 70, 512, seed=3), form, 512)
     if form in INTEGER_FORMS:  # scales of checkpoints have 11 bits at most: then a code's product with them is exact
@@ -76,14 +77,14 @@ def test_packed_blocks_hold_the_values_of_the_file(form: str) -> None:
     assert torch.equal(look_up_rows(weight, row_T, torch.bfloat16), expected[row_T].bfloat16())
 
 
-@pytest.mark.parametrize("form", [form for form in FILE_FORMS if form in load_file(GOLDEN)])
+@each_case("form", [form for form in FILE_FORMS if form in load_file(GOLDEN)])
 def test_packed_blocks_hold_the_values_of_the_gguf_package(form: str) -> None:
     golden = load_file(GOLDEN)
     assert_same_bits(unpack(pack((BlockRows(golden[form], form, 256),))), golden[f"{form} values"])
 
 
-@pytest.mark.parametrize("form", FILE_FORMS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_case("form", FILE_FORMS)
+@each_case("dtype", DTYPES)
 def test_it_is_the_product(form: str, dtype: torch.dtype) -> None:
     weight, bias = make_weight(((form, 70),), 768), make_rows(70, 1, dtype).flatten()
     activations: list[Literal["tanh"] | None] = [None, "tanh"]
@@ -97,7 +98,7 @@ def test_it_is_the_product(form: str, dtype: torch.dtype) -> None:
                 assert distance(got, expected) < {4: 1e-3, 2: 5e-3}[dtype.itemsize]
 
 
-@pytest.mark.parametrize("segments", MIXTURES)
+@each_case("segments", MIXTURES)
 def test_segments_of_several_forms_are_one_weight(segments: tuple[tuple[str, int], ...]) -> None:
     weight = make_weight(segments, 512)
     for num_tokens in (1, 30):
@@ -106,7 +107,7 @@ def test_segments_of_several_forms_are_one_weight(segments: tuple[tuple[str, int
         assert torch.equal(block_linear(x, weight, None), torch.cat(parts, dim=1))
 
 
-@pytest.mark.parametrize("form", FILE_FORMS)
+@each_case("form", FILE_FORMS)
 def test_a_row_is_the_same_bits_in_any_batch(form: str) -> None:
     weight, x = make_weight(((form, 33),), 768), make_rows(270, 768, torch.bfloat16)
     together = block_linear(x, weight, None)
@@ -115,7 +116,7 @@ def test_a_row_is_the_same_bits_in_any_batch(form: str) -> None:
         assert torch.equal(block_linear(x[begin:end], weight, None), together[begin:end])
 
 
-@pytest.mark.parametrize("num_rows", [257, 258, 300, 511, 512, 513, 514, 769, 1023, 2050])
+@each_case("num_rows", [257, 258, 300, 511, 512, 513, 514, 769, 1023, 2050])
 def test_rows_of_several_items(num_rows: int) -> None:
     """Items have at most 256 rows, in whole tiles."""
     weight, x = make_weight((("Q5_0", 33),), 64), make_rows(num_rows, 64, torch.bfloat16)
@@ -124,8 +125,8 @@ def test_rows_of_several_items(num_rows: int) -> None:
         assert torch.equal(block_linear(x[begin : begin + 250], weight, None), together[begin : begin + 250])
 
 
-@pytest.mark.parametrize("form", ["Q4_0", "Q4_K", "Q6_K", "Q8_0"])
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@each_case("form", ["Q4_0", "Q4_K", "Q6_K", "Q8_0"])
+@each_case("bad", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_stays_in_its_row(form: str, bad: float) -> None:
     weight = make_weight(((form, 40),), 256)
     for num_tokens in (4, 40):
@@ -170,7 +171,7 @@ def test_calls_can_be_captured() -> None:
     assert torch.equal(out[1], unpack(weight)[69:71])
 
 
-@pytest.mark.parametrize("form", FILE_FORMS)
+@each_case("form", FILE_FORMS)
 def test_packed_blocks_are_about_as_large_as_the_file(form: str) -> None:
     rows = plausible_rows(form, 64, 1024)
     codes = FILE_SIZES[form].codes

@@ -7,6 +7,7 @@ from kernels.arguments.block_rows import BlockRows
 from kernels.operations import code_planes
 from kernels.operations.code_planes import dequantize_planes, take_outputs
 from kernels.operations.dequantize_blocks import dequantize_blocks_reference
+from tests.kernels.each_case import each_case
 from tests.kernels.gpu.plausible_blocks import make_planes, plausible_rows
 from tests.kernels.operations.block_forms import random_blocks
 
@@ -15,7 +16,7 @@ def assert_same_bits(values: Tensor, expected: Tensor) -> None:
     assert torch.equal(values.contiguous().view(torch.int32), expected.contiguous().view(torch.int32))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@each_case("form", FORMS)
 def test_planes_hold_the_blocks_exactly(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are laid out in several steps, and fill no span unless they must."""
     monkeypatch.setattr(code_planes, "ROWS_AT_ONCE", 4)

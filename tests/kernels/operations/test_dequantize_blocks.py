@@ -6,6 +6,7 @@ from torch import Tensor
 from kernels.arguments.block_forms import FORMS, GGUF_FORMS
 from kernels.arguments.block_rows import BlockRows
 from kernels.operations.dequantize_blocks import dequantize_blocks_reference, has_finite_scales
+from tests.kernels.each_case import each_case
 from tests.kernels.operations.block_forms import GOLDEN, gguf_values, random_blocks
 
 
@@ -14,21 +15,21 @@ def assert_same_bits(values: Tensor, expected: Tensor) -> None:
     assert torch.equal(values.view(torch.int32), expected.view(torch.int32))
 
 
-@pytest.mark.parametrize("form", GGUF_FORMS)
+@each_case("form", GGUF_FORMS)
 def test_values_are_those_of_the_gguf_package(form: str) -> None:
     golden = load_file(GOLDEN)
     rows = BlockRows(golden[form], form, 256)
     assert_same_bits(dequantize_blocks_reference(rows), golden[f"{form} values"])
 
 
-@pytest.mark.parametrize("form", GGUF_FORMS)
+@each_case("form", GGUF_FORMS)
 def test_values_of_random_blocks(form: str) -> None:
     pytest.importorskip("gguf", reason="the values come from the gguf package")
     blocks = random_blocks(form, 64, 1024, seed=1)
     assert_same_bits(dequantize_blocks_reference(BlockRows(blocks, form, 1024)), gguf_values(form, blocks))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@each_case("form", FORMS)
 def test_rows_may_be_a_part_of_a_larger_tensor(form: str) -> None:
     blocks = random_blocks(form, 4, 512, seed=2)
     half = blocks.shape[1] // 2
@@ -37,14 +38,14 @@ def test_rows_may_be_a_part_of_a_larger_tensor(form: str) -> None:
     assert_same_bits(part, values[1:3, 256:].contiguous())
 
 
-@pytest.mark.parametrize("form", FORMS)
+@each_case("form", FORMS)
 def test_blocks_that_do_not_fill_the_row_are_refused(form: str) -> None:
     with pytest.raises(AssertionError):
         BlockRows(random_blocks(form, 4, 512, seed=3), form, 256)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("exponent", [0x7C, 0xFE])
+@each_case("form", FORMS)
+@each_case("exponent", [0x7C, 0xFE])
 def test_scales_that_are_not_finite_are_found(form: str, exponent: int) -> None:
     blocks = random_blocks(form, 4, 512, seed=4)
     assert has_finite_scales(BlockRows(blocks, form, 512))

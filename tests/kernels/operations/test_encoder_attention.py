@@ -3,18 +3,19 @@ import torch
 from torch.nn import functional
 
 from tests.kernels.cases import DEVICES, assert_close
+from tests.kernels.each_case import each_case
 from tests.kernels.encoder_cases import LENS, NUM_SINGLE, SHAPES, EncoderShape, expected, make_heads, run, split
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each_case("shape", SHAPES)
+@each_case("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_equals_dense_attention(shape: EncoderShape, dtype: torch.dtype, device: str) -> None:
     heads, bias = make_heads(shape, dtype)
     assert_close(run(heads, bias, shape, NUM_SINGLE, LENS), expected(heads, bias, shape), dtype)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@each_case("shape", SHAPES)
 def test_the_reference_equals_torch(shape: EncoderShape) -> None:
     heads, bias = make_heads(shape, torch.float32)
     first, num_tokens = NUM_SINGLE + sum(LENS[:-1]), LENS[-1]
@@ -30,8 +31,8 @@ def test_the_reference_equals_torch(shape: EncoderShape) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("shape", SHAPES[:5:2], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case("shape", SHAPES[:5:2])
+@each_case("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_is_the_same_bits_alone(shape: EncoderShape, dtype: torch.dtype, device: str) -> None:
     heads, bias = make_heads(shape, dtype)
     together, first = run(heads, bias, shape, NUM_SINGLE, LENS), NUM_SINGLE

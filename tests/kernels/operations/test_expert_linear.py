@@ -16,6 +16,7 @@ from kernels.formats.quantized import QUANTIZED
 from kernels.formats.weight_format import Weight
 from kernels.operations.experts import route_tokens
 from kernels.operations.quantize import sum_magnitudes
+from tests.kernels.each_case import each_case
 from tests.kernels.gpu.plausible_blocks import plausible_rows
 from tests.naming import naming
 
@@ -74,7 +75,7 @@ def make_rows(num_rows: int, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_case("dtype", DTYPES)
 def test_rows_have_the_outputs_of_their_experts(form: str, dtype: torch.dtype) -> None:
     weights = make_weights(form, dtype)
     for num_tokens, has_bias in itertools.product([1, 3, 20, 150], [False, True]):
@@ -126,7 +127,7 @@ def test_ranks_with_a_part_of_the_inputs_have_the_codes_of_one(backend: str) -> 
     torch.testing.assert_close(total, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_case("dtype", DTYPES)
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(form: str, backend: str, dtype: torch.dtype) -> None:
     if backend == "torch":
         pytest.skip("of C kernels")

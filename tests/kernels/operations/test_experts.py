@@ -7,6 +7,7 @@ import torch
 from kernels.arguments.routes import Routing
 from kernels.cpu.capture import capture_calls
 from kernels.operations.experts import combine_experts, gather_rows, route_tokens
+from tests.kernels.each_case import each_case
 
 ROUTINGS = [
     Routing(num_chosen=2),
@@ -16,8 +17,8 @@ ROUTINGS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("routing", ROUTINGS)
+@each_case("dtype", [torch.float32, torch.bfloat16])
+@each_case("routing", ROUTINGS)
 def test_routes(routing: Routing, dtype: torch.dtype) -> None:
     """By a loop over tokens, as the definitions say."""
     generator = torch.Generator().manual_seed(routing.num_chosen)
@@ -74,8 +75,8 @@ def test_equal_scores_and_numbers_that_are_not_finite() -> None:
     assert bool(routes.shares[1].isnan().all())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("size", [1, 300, 513])
+@each_case("dtype", [torch.float32, torch.bfloat16])
+@each_case("size", [1, 300, 513])
 def test_rows_are_gathered_and_combined(size: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(size)
     x, out = torch.randn(2, 9, size, generator=generator).to(dtype)

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 
 from kernels.arguments.paged_kv import MAX_FLOAT16, PagedKV
 from kernels.operations.rotate_store import rotate_store, rotate_store_reference
 from kernels.operations.store_kv import store_kv
 from tests.kernels.cases import OPTIONS, PagedCase, Shape, assert_close, make_paged_case
+from tests.kernels.each_case import each_case
 from tests.kernels.operations import test_paged_decode, test_paged_prefill
 from tests.kernels.operations.test_rotate_store import empty_cache, make_inputs
 from tests.naming import naming
@@ -24,8 +24,8 @@ def in_both(case: PagedCase) -> tuple[PagedCase, PagedCase]:
     return replace(case, cache=narrow), replace(case, cache=replace(narrow, keys=keys.float(), values=values.float()))
 
 
-@pytest.mark.parametrize("options", [{}, OPTIONS["all"]], ids=["", "options"])
-@pytest.mark.parametrize("module", [test_paged_decode, test_paged_prefill])
+@each_case("options", [{}, OPTIONS["all"]])
+@each_case("module", [test_paged_decode, test_paged_prefill])
 def test_attention_is_that_over_the_same_values_in_float32(module: object, options: dict[str, object]) -> None:
     for shape in SHAPES:
         if options and shape.num_heads != 6:

@@ -10,6 +10,7 @@ from kernels.cpu.library import find_kernel
 from kernels.formats.packed_fp8 import PACKED_FP8, PackedFp8Weight, find_packed_fp8
 from kernels.operations.dequantize_blocks import dequantize_blocks
 from kernels.operations.fp8_linear import fp8_linear, unpack_fp8
+from tests.kernels.each_case import each_case
 from tests.kernels.gpu.plausible_blocks import plausible_rows
 
 BFLOAT16_ERROR = 4e-3
@@ -33,7 +34,7 @@ def make_weight(form: str, num_outputs: int, num_inputs: int) -> tuple[PackedFp8
     return weight, dequantize_blocks(rows)
 
 
-@pytest.mark.parametrize("form", FLOAT_FORMS)
+@each_case("form", FLOAT_FORMS)
 def test_a_packed_weight_is_the_blocks(form: str) -> None:
     weight, values = make_weight(form, 70, 256)
     assert torch.equal(unpack_fp8(weight.codes), values)
@@ -42,9 +43,9 @@ def test_a_packed_weight_is_the_blocks(form: str) -> None:
     assert torch.equal(weight.look_up(torch.tensor([69, 3])), values[[69, 3]].bfloat16())
 
 
-@pytest.mark.parametrize("form", FLOAT_FORMS)
-@pytest.mark.parametrize("activation", [None, "tanh"])
-@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(256, 70), (1408, 96), (128, 1)])
+@each_case("form", FLOAT_FORMS)
+@each_case("activation", [None, "tanh"])
+@each_case(("num_inputs", "num_outputs"), [(256, 70), (1408, 96), (128, 1)])
 def test_it_is_the_product(form: str, num_inputs: int, num_outputs: int, activation: Literal["tanh"] | None) -> None:
     """With one group of rows, several, and more rows than sums are kept for."""
     weight, values = make_weight(form, num_outputs, num_inputs)

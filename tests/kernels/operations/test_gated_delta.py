@@ -12,6 +12,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
 from kernels.arguments.state_rows import StateDecay, StateRows
 from kernels.operations.gated_delta import gated_delta
 from tests.kernels.cases import DEVICES, assert_close
+from tests.kernels.each_case import each_case
 from tests.kernels.state_cases import (
     CHAIN,
     NUM_TOKENS,
@@ -64,8 +65,8 @@ def expect(shape: tuple[int, int, int, int], inputs: Inputs, states: Tensor, row
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@each_case("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each_case("shape", SHAPES)
 def test_equals_transformers(shape: tuple[int, int, int, int], dtype: torch.dtype, device: str) -> None:
     inputs = make_inputs(shape, NUM_TOKENS, dtype, device)
     matrices, rows = make_states((shape[0], *shape[2:]), torch.float32, device), mixed_rows(device)
@@ -84,7 +85,7 @@ def test_a_row_of_many_tokens_equals_transformers(device: str) -> None:
     assert_states(matrices, expected_matrices)
 
 
-@pytest.mark.parametrize("shape", [*SHAPES[:3], (2, 1, 33, 256)], ids=str)
+@each_case("shape", [*SHAPES[:3], (2, 1, 33, 256)])
 def test_a_row_has_the_same_bits_wherever_it_is_cut(shape: tuple[int, int, int, int], backend: str) -> None:
     """In chunks, with stored states, and token by token; to the last bit where no compiler chooses what it rounds."""
     num_tokens, tolerance = 40, 1e-6 if backend in ("torch", "portable") else 0.0

@@ -6,6 +6,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormG
 
 from kernels.operations.gated_norm import gated_norm
 from tests.kernels.cases import DEVICES, assert_close
+from tests.kernels.each_case import each_case
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 EPS = 1e-2
@@ -18,8 +19,8 @@ def make_inputs(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Ten
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("num_groups", "group_size"), [(1, 1), (3, 7), (4, 128), (2, 80), (5, 33)])
+@each_case("dtype", DTYPES)
+@each_case(("num_groups", "group_size"), [(1, 1), (3, 7), (4, 128), (2, 80), (5, 33)])
 def test_norms_first_equals_transformers(num_groups: int, group_size: int, dtype: torch.dtype, device: str) -> None:
     values, gate = make_inputs(num_groups * group_size, dtype, device)
     norm = Qwen3NextRMSNormGated(group_size, EPS).to(device)
@@ -32,8 +33,8 @@ def test_norms_first_equals_transformers(num_groups: int, group_size: int, dtype
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("num_groups", "group_size"), [(1, 1), (3, 7), (1, 768), (2, 80), (8, 33)])
+@each_case("dtype", DTYPES)
+@each_case(("num_groups", "group_size"), [(1, 1), (3, 7), (1, 768), (2, 80), (8, 33)])
 def test_gates_first_equals_transformers(num_groups: int, group_size: int, dtype: torch.dtype, device: str) -> None:
     values, gate = make_inputs(num_groups * group_size, dtype, device)
     norm = MambaRMSNormGated(num_groups * group_size, group_size, EPS).to(device)
@@ -44,8 +45,8 @@ def test_gates_first_equals_transformers(num_groups: int, group_size: int, dtype
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("norms_first", [True, False])
+@each_case("dtype", DTYPES)
+@each_case("norms_first", [True, False])
 def test_without_a_weight_there_is_only_the_gate(norms_first: bool, dtype: torch.dtype, device: str) -> None:
     values, gate = make_inputs(67, dtype, device)
     expected = values.double() * gate.double() * gate.double().sigmoid()

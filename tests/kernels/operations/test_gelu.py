@@ -5,11 +5,12 @@ import torch
 
 from kernels.operations.gelu import GeluKind, gelu
 from tests.kernels.cases import DEVICES, assert_close
+from tests.kernels.each_case import each_case
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", ["tanh", "exact"])
+@each_case("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each_case("kind", ["tanh", "exact"])
 def test_equals_the_formula(dtype: torch.dtype, kind: GeluKind, device: str) -> None:
     x = torch.linspace(-8, 8, 401, device=device).view(1, -1).to(dtype)
     wide = x.double()

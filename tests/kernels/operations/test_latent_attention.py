@@ -8,6 +8,7 @@ from kernels.operations.join_heads import join_heads
 from kernels.operations.latent_attention import latent_decode_reference, latent_prefill_reference
 from kernels.operations.store_latents import store_latents, store_latents_reference
 from tests.kernels.cases import TOLERANCES, assert_close
+from tests.kernels.each_case import each_case
 from tests.kernels.latent_cases import (
     LatentShape,
     attend_decode,
@@ -26,8 +27,8 @@ SHAPES = [
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
+@each_case("dtype", DTYPES)
+@each_case("shape", SHAPES)
 def test_prompts_and_decode_rows(shape: LatentShape, dtype: torch.dtype) -> None:
     prompts = make_latent_case(shape, [1, 67, 17, 1], [0, 61, 500, 259], dtype)
     rows = make_latent_case(shape, [1, 1, 1], [0, 63, 700], dtype)
@@ -82,8 +83,8 @@ def test_the_references() -> None:
         assert_close(out_HTC.transpose(0, 1), case.expected[..., : shape.rank], torch.float32)
 
 
-@pytest.mark.parametrize("has_growth", [False, True])
-@pytest.mark.parametrize(
+@each_case("has_growth", [False, True])
+@each_case(
     "dtypes",
     [
         *((torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16)),

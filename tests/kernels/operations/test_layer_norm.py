@@ -3,6 +3,7 @@ import torch
 
 from kernels.operations.layer_norm import layer_norm
 from tests.kernels.cases import DEVICES, assert_close
+from tests.kernels.each_case import each_case
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -13,8 +14,8 @@ def expect(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [1, 7, 48, 769])
+@each_case("dtype", DTYPES)
+@each_case("size", [1, 7, 48, 769])
 def test_equals_the_formula(dtype: torch.dtype, size: int, device: str) -> None:
     x, (weight, bias) = torch.randn(5, size, device=device).to(dtype), torch.randn(2, size, device=device).to(dtype)
     before = x.clone()
@@ -23,8 +24,8 @@ def test_equals_the_formula(dtype: torch.dtype, size: int, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_tokens", [5, 103])  # one by one, and some at a time
+@each_case("dtype", DTYPES)
+@each_case("num_tokens", [5, 103])  # one by one, and some at a time
 def test_adds_the_update_to_the_residual_stream(dtype: torch.dtype, device: str, num_tokens: int) -> None:
     x, update = torch.randn(2, num_tokens, 33, device=device).to(dtype)
     weight, bias = torch.randn(2, 33, device=device).to(dtype)

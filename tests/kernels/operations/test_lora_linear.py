@@ -6,14 +6,15 @@ import torch
 from kernels.cpu.capture import capture_calls
 from kernels.operations.lora_linear import lora_linear
 from tests.kernels.cases import DEVICES, assert_close
+from tests.kernels.each_case import each_case
 from tests.kernels.lora_cases import expect, make_slots, on_device
 
 SLOTS = [3, -1, 0, 2, 2, 3, 1, 0, 3, 3, -1, 3, 3, 3, 3, 3, 2]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("num_inputs", "sizes"), [(64, (32, 16, 16)), (37, (300, 7)), (1, (1,)), (130, (513,))])
+@each_case("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each_case(("num_inputs", "sizes"), [(64, (32, 16, 16)), (37, (300, 7)), (1, (1,)), (130, (513,))])
 def test_adds_each_tokens_update(num_inputs: int, sizes: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
     """Tokens without an adapter, and of one that updates nothing, keep their outputs to the bit."""
     lora = make_slots(num_inputs, sizes, dtype, device)

@@ -10,6 +10,7 @@ from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 from kernels.arguments.state_rows import StateDecay, StateRows
 from kernels.operations.mamba_scan import mamba_scan
 from tests.kernels.cases import DEVICES, assert_close
+from tests.kernels.each_case import each_case
 from tests.kernels.state_cases import (
     CHAIN,
     NUM_TOKENS,
@@ -64,9 +65,9 @@ def expect(shape: tuple[int, int, int, int], inputs: Inputs, states: Tensor, row
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("limits", [(0.0, math.inf), (0.2, 0.9)], ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@each_case("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each_case("limits", [(0.0, math.inf), (0.2, 0.9)])
+@each_case("shape", SHAPES)
 def test_equals_transformers(
     shape: tuple[int, int, int, int], limits: tuple[float, float], dtype: torch.dtype, device: str
 ) -> None:

@@ -15,6 +15,7 @@ from kernels.operations.packed_linear import (
     pack_rows,
     packed_linear,
 )
+from tests.kernels.each_case import each_case
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -25,9 +26,9 @@ def make_case(num_tokens: int, num_inputs: int, num_outputs: int, dtype: torch.d
     return tuple(torch.randn(size, generator=generator).to(dtype) for size in sizes)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(32, 1), (96, 70), (768, 96)])
-@pytest.mark.parametrize("activation", [None, "tanh"])
+@each_case("dtype", DTYPES)
+@each_case(("num_inputs", "num_outputs"), [(32, 1), (96, 70), (768, 96)])
+@each_case("activation", [None, "tanh"])
 def test_it_is_the_product(
     dtype: torch.dtype, num_inputs: int, num_outputs: int, activation: Literal["tanh"] | None
 ) -> None:
@@ -43,8 +44,8 @@ def test_it_is_the_product(
         assert float((got.double() - expected).norm() / expected.norm()) < {4: 1e-5, 2: 5e-3}[dtype.itemsize]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("num_tokens", "num_inputs", "num_outputs"), [(70, 64, 33), (70, 13_312, 64), (523, 288, 70)])
+@each_case("dtype", DTYPES)
+@each_case(("num_tokens", "num_inputs", "num_outputs"), [(70, 64, 33), (70, 13_312, 64), (523, 288, 70)])
 def test_a_row_is_the_same_bits_in_any_batch(
     backend: str, num_tokens: int, num_inputs: int, num_outputs: int, dtype: torch.dtype
 ) -> None:
@@ -58,8 +59,8 @@ def test_a_row_is_the_same_bits_in_any_batch(
         assert torch.equal(packed_linear(x[begin:end], packed, bias, num_outputs), together[begin:end])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("activation", [None, "tanh"])
+@each_case("dtype", DTYPES)
+@each_case("activation", [None, "tanh"])
 def test_rows_are_the_same_bits_for_every_number_of_them(
     backend: str, dtype: torch.dtype, activation: Literal["tanh"] | None
 ) -> None:
@@ -73,7 +74,7 @@ def test_rows_are_the_same_bits_for_every_number_of_them(
         assert torch.equal(packed_linear(x[:num_tokens], packed, bias, 165, activation, out), together[:num_tokens])
 
 
-@pytest.mark.parametrize("activation", [None, "tanh", "exact"])
+@each_case("activation", [None, "tanh", "exact"])
 def test_weights_in_bfloat16_with_rows_in_float32(backend: str, activation: GeluKind | None) -> None:
     """Only x is rounded: the error is that of sums in float32. Rows have the same bits in any batch."""
     x, weight, bias = make_case(70, 96, 165, torch.float32)
@@ -92,8 +93,8 @@ def test_weights_in_bfloat16_with_rows_in_float32(backend: str, activation: Gelu
         assert torch.equal(packed_linear(x[:num_tokens], packed, bias, 165, activation, out), together[:num_tokens])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_tokens", [20, 50])
+@each_case("dtype", DTYPES)
+@each_case("num_tokens", [20, 50])
 def test_what_is_not_a_number_stays_in_its_row(num_tokens: int, dtype: torch.dtype) -> None:
     x, weight, _ = make_case(num_tokens, 64, 40, dtype)
     x[3, 7] = float("nan")
@@ -111,10 +112,10 @@ def test_rows_that_are_not_neighbours_in_memory() -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("stored_as", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("is_transposed", [True, False])
-@pytest.mark.parametrize("ends", [(70,), (64, 96), (7, 33, 70), (1, 31, 32, 130)])
+@each_case("dtype", DTYPES)
+@each_case("stored_as", [torch.bfloat16, torch.float32])
+@each_case("is_transposed", [True, False])
+@each_case("ends", [(70,), (64, 96), (7, 33, 70), (1, 31, 32, 130)])
 def test_a_weight_may_be_packed_in_parts(
     dtype: torch.dtype, stored_as: torch.dtype, is_transposed: bool, ends: tuple[int, ...]
 ) -> None:

@@ -7,6 +7,7 @@ import torch
 from kernels.operations import paged_decode as module
 from kernels.operations.paged_decode import paged_decode, paged_decode_reference
 from tests.kernels.cases import DEVICES, OPTIONS, WINDOWS, PagedCase, Shape, assert_close, make_paged_case
+from tests.kernels.each_case import each_case
 from tests.naming import naming
 
 SHAPES = [
@@ -71,24 +72,24 @@ def decode_case(shape: Shape, num_keys: list[int], dtype: torch.dtype, device: s
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each_case("shape", SHAPES)
+@each_case("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_equals_dense_attention(shape: Shape, dtype: torch.dtype, device: str) -> None:
     case = decode_case(shape, NUM_KEYS, dtype, device)
     assert_close(run(case), case.expected, dtype)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("shape", GRID, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case("shape", GRID)
+@each_case("dtype", [torch.float32, torch.bfloat16])
 def test_rows_of_more_keys_than_one_part_takes(shape: Shape, dtype: torch.dtype, device: str) -> None:
     case = decode_case(shape, LONG_NUM_KEYS, dtype, device)
     assert_close(run(case), case.expected, dtype)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("shape", [Shape(6, 2, 64, 16), Shape(4, 4, 80, 1), Shape(6, 2, 16, 24)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case("shape", [Shape(6, 2, 64, 16), Shape(4, 4, 80, 1), Shape(6, 2, 16, 24)])
+@each_case("dtype", [torch.float32, torch.bfloat16])
 def test_windows(shape: Shape, dtype: torch.dtype, device: str) -> None:
     """Nothing behind a window is read: its pages may have been freed."""
     for window in WINDOWS:
@@ -98,16 +99,16 @@ def test_windows(shape: Shape, dtype: torch.dtype, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case("options", OPTIONS)
+@each_case("dtype", [torch.float32, torch.bfloat16])
 def test_soft_cap_and_sinks(dtype: torch.dtype, options: str, device: str) -> None:
     case = decode_case(Shape(6, 2, 64, 16), [*NUM_KEYS, *LONG_NUM_KEYS], dtype, device, **OPTIONS[options])
     assert_close(run(case), case.expected, dtype)
 
 
-@pytest.mark.parametrize("options", [{}, OPTIONS["all"]], ids=["", "options"])
-@pytest.mark.parametrize("num_threads", [1, 2, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case("options", [{}, OPTIONS["all"]])
+@each_case("num_threads", [1, 2, 3])
+@each_case("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_is_the_same_alone_and_in_a_batch(
     backend: str, dtype: torch.dtype, num_threads: int, options: dict[str, Any]
 ) -> None:
@@ -122,8 +123,8 @@ def test_a_row_is_the_same_alone_and_in_a_batch(
         torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("shape", SHARING_SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case("shape", SHARING_SHAPES)
+@each_case("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_is_the_same_alone_and_next_to_rows_that_share_its_pages(
     backend: str, shape: Shape, dtype: torch.dtype
 ) -> None:
@@ -142,9 +143,9 @@ def test_a_row_is_the_same_alone_and_next_to_rows_that_share_its_pages(
             assert torch.equal(run(windowed), run_each_alone(windowed))
 
 
-@pytest.mark.parametrize("num_rows", [2, 3, 17, 20])
-@pytest.mark.parametrize("shape", SHARING_SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case("num_rows", [2, 3, 17, 20])
+@each_case("shape", SHARING_SHAPES)
+@each_case("dtype", [torch.float32, torch.bfloat16])
 def test_rows_of_a_draft_are_each_the_same_alone(backend: str, shape: Shape, dtype: torch.dtype, num_rows: int) -> None:
     """To the last bit: they have the same pages and one key more from row to row, and what a draft token that is not
     finite leaves in the cache reaches no row before it."""
@@ -164,7 +165,7 @@ def test_rows_of_a_draft_are_each_the_same_alone(backend: str, shape: Shape, dty
             assert bool(out[others].isfinite().all())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case("dtype", [torch.float32, torch.bfloat16])
 def test_many_rows_that_share_pages(dtype: torch.dtype) -> None:
     case = decode_case(Shape(4, 2, 64, 16), [140] * 40, dtype, "cpu")
     case.page_tables[1::2, :8] = case.page_tables[1, :8].clone()
@@ -175,14 +176,14 @@ def test_many_rows_that_share_pages(dtype: torch.dtype) -> None:
     assert_close(run(case)[::2], case.expected[::2], dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case("dtype", [torch.float32, torch.bfloat16])
 def test_no_rows(dtype: torch.dtype) -> None:
     case = decode_case(Shape(4, 2, 16, 16), [3], dtype, "cpu")
     none = torch.empty(0, dtype=torch.int32)
     paged_decode(case.query[:0], case.cache, case.page_tables[:0], none, case.options, torch.empty_like(case.query[:0]))
 
 
-@pytest.mark.parametrize("elements", [1, 3000, 1 << 20])
+@each_case("elements", [1, 3000, 1 << 20])
 def test_rows_taken_in_groups_give_the_same(monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
     monkeypatch.setattr(module, "MAX_GATHERED_ELEMENTS", elements)
     case = decode_case(Shape(4, 2, 16, 16), NUM_KEYS, torch.float32, "cpu")

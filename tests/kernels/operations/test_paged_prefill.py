@@ -17,6 +17,7 @@ from tests.kernels.cases import (
     with_codes,
     with_spans,
 )
+from tests.kernels.each_case import each_case
 from tests.kernels.operations.test_paged_decode import GRID, SHAPES
 from tests.naming import naming
 
@@ -32,24 +33,24 @@ def run(case: PagedCase) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each_case("shape", SHAPES)
+@each_case("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_equals_dense_attention(shape: Shape, dtype: torch.dtype, device: str) -> None:
     case = make_paged_case(shape, QUERY_LENS, CONTEXT_LENS, dtype, device)
     assert_close(run(case), case.expected, dtype)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("shape", GRID, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case("shape", GRID)
+@each_case("dtype", [torch.float32, torch.bfloat16])
 def test_rows_longer_than_a_tile(shape: Shape, dtype: torch.dtype, device: str) -> None:
     case = make_paged_case(shape, [65, 1, 130], [0, 200, 61], dtype, device)
     assert_close(run(case), case.expected, dtype)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("shape", [Shape(6, 2, 64, 16), Shape(4, 4, 80, 1), Shape(6, 2, 16, 24)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case("shape", [Shape(6, 2, 64, 16), Shape(4, 4, 80, 1), Shape(6, 2, 16, 24)])
+@each_case("dtype", [torch.float32, torch.bfloat16])
 def test_windows(shape: Shape, dtype: torch.dtype, device: str) -> None:
     """Nothing behind the window of a row's first new token is read: its pages may have been freed."""
     for window in WINDOWS:
@@ -59,8 +60,8 @@ def test_windows(shape: Shape, dtype: torch.dtype, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case("options", OPTIONS)
+@each_case("dtype", [torch.float32, torch.bfloat16])
 def test_soft_cap_and_sinks(dtype: torch.dtype, options: str, device: str) -> None:
     lens = [*QUERY_LENS, 150], [*CONTEXT_LENS, 61]
     case = make_paged_case(Shape(6, 2, 64, 16), *lens, dtype, device, **OPTIONS[options])
@@ -86,16 +87,16 @@ def make_span_case(dtype: torch.dtype, device: str, options: str) -> PagedCase:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("options", SPAN_OPTIONS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@each_case("options", SPAN_OPTIONS)
+@each_case("dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_tokens_of_a_span_attend_to_all_of_it(dtype: torch.dtype, options: str, device: str) -> None:
     case = make_span_case(torch.float32 if dtype == torch.int8 else dtype, device, options)
     case = with_spans(with_codes(case, torch.int8) if dtype == torch.int8 else case, SPANS)
     assert_close(run(case), case.expected, case.query.dtype)
 
 
-@pytest.mark.parametrize("options", SPAN_OPTIONS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case("options", SPAN_OPTIONS)
+@each_case("dtype", [torch.float32, torch.bfloat16])
 def test_tokens_outside_of_spans_and_in_chunks_between_them_keep_their_bits(
     backend: str, dtype: torch.dtype, options: str
 ) -> None:
@@ -116,9 +117,9 @@ def test_tokens_outside_of_spans_and_in_chunks_between_them_keep_their_bits(
     assert torch.equal(chunked[79:150], found[79:150])
 
 
-@pytest.mark.parametrize("options", [{}, OPTIONS["all"], {"window": 5}], ids=["", "options", "short window"])
-@pytest.mark.parametrize("num_threads", [1, 2, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case("options", [{}, OPTIONS["all"], {"window": 5}])
+@each_case("num_threads", [1, 2, 3])
+@each_case("dtype", [torch.float32, torch.bfloat16])
 def test_a_token_is_the_same_in_chunks_and_next_to_other_rows(
     backend: str, dtype: torch.dtype, num_threads: int, options: dict[str, Any]
 ) -> None:
@@ -143,7 +144,7 @@ def test_a_token_is_the_same_in_chunks_and_next_to_other_rows(
         torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case("dtype", [torch.float32, torch.bfloat16])
 def test_scores_that_rise_from_block_to_block(dtype: torch.dtype) -> None:
     """By little and by far: weights are relative to a level that rises only where the highest score is far above it."""
     case = make_paged_case(Shape(6, 2, 64, 16), [100], [250], dtype, "cpu")

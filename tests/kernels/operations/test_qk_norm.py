@@ -3,6 +3,7 @@ import torch
 
 from kernels.operations.qk_norm import qk_norm_reference
 from tests.kernels.cases import DEVICES, assert_close
+from tests.kernels.each_case import each_case
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(2, 1, 64), (4, 4, 80), (16, 8, 128), (3, 3, 6), (5, 1, 10), (1, 1, 1)]
@@ -24,8 +25,8 @@ def expect(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@each_case("dtype", DTYPES)
+@each_case("shape", SHAPES)
 def test_equals_the_formula(shape: tuple[int, int, int], dtype: torch.dtype, device: str) -> None:
     num_heads, num_kv_heads, _ = shape
     heads, query_weight, key_weight = make_inputs(*shape, dtype, device)

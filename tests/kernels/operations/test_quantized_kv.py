@@ -14,6 +14,7 @@ from kernels.operations.paged_prefill import paged_prefill
 from kernels.operations.quantized_kv import gather_heads, quantize_heads
 from kernels.operations.rotate_store import rotate_store, rotate_store_reference
 from tests.kernels.cases import OPTIONS, PagedCase, Shape, assert_close, make_paged_case, with_codes
+from tests.kernels.each_case import each_case
 
 parts_of = attrgetter("keys", "values", "key_scales", "value_scales")
 
@@ -34,24 +35,24 @@ def prefill(case: PagedCase) -> torch.Tensor:
     return out
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@each_case("dtype", DTYPES)
+@each_case("shape", SHAPES)
 def test_decode_attends_to_what_the_codes_stand_for(shape: Shape, dtype: torch.dtype) -> None:
     case = make_paged_case(shape, [1, 1, 1, 1], [0, 63, 64, 298], dtype, "cpu")
     case = with_codes(case, torch.int8)
     assert_close(decode(case), case.expected, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@each_case("dtype", DTYPES)
+@each_case("shape", SHAPES)
 def test_prefill_attends_to_what_the_codes_stand_for(shape: Shape, dtype: torch.dtype) -> None:
     case = with_codes(make_paged_case(shape, [1, 7, 66], [0, 129, 3], dtype, "cpu"), torch.int8)
     assert_close(prefill(case), case.expected, dtype)
 
 
-@pytest.mark.parametrize("code_dtype", MAX_CODES)
-@pytest.mark.parametrize("options", [{"window": 1}, {"window": 17}, *OPTIONS.values()], ids=["1", "17", *OPTIONS])
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_case("code_dtype", MAX_CODES)
+@each_case("options", [{"window": 1}, {"window": 17}, *OPTIONS.values()])
+@each_case("dtype", DTYPES)
 def test_options_of_attention(dtype: torch.dtype, options: dict[str, Any], code_dtype: torch.dtype) -> None:
     shape = Shape(6, 2, 64, 16)
     case = with_codes(make_paged_case(shape, [1, 1, 1, 1], [0, 63, 64, 298], dtype, "cpu", **options), code_dtype)
@@ -60,7 +61,7 @@ def test_options_of_attention(dtype: torch.dtype, options: dict[str, Any], code_
     assert_close(prefill(case), case.expected, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_case("dtype", DTYPES)
 def test_a_row_is_the_same_alone_and_next_to_rows_that_share_its_pages(backend: str, dtype: torch.dtype) -> None:
     if backend == "torch":
         pytest.skip("torch's products may add in another order for another number of rows")
@@ -74,8 +75,8 @@ def test_a_row_is_the_same_alone_and_next_to_rows_that_share_its_pages(backend: 
         assert torch.equal(alone, together[rows])
 
 
-@pytest.mark.parametrize("attend", [decode, prefill])
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_case("attend", [decode, prefill])
+@each_case("dtype", DTYPES)
 def test_a_row_that_is_not_finite_leaves_the_others_alone(
     attend: Callable[[PagedCase], torch.Tensor], dtype: torch.dtype
 ) -> None:
@@ -93,9 +94,9 @@ def empty_cache(num_kv_heads: int, head_dim: int, code_dtype: torch.dtype) -> Pa
     return PagedKV(codes[0], codes[1], 4, scales[0], scales[1])
 
 
-@pytest.mark.parametrize("has_rope", [True, False])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(2, 1, 64), (9, 3, 96), (5, 1, 10)], ids=str)
+@each_case("has_rope", [True, False])
+@each_case("dtype", DTYPES)
+@each_case("shape", [(2, 1, 64), (9, 3, 96), (5, 1, 10)])
 def test_storing_equals_its_reference(shape: tuple[int, int, int], has_rope: bool, dtype: torch.dtype) -> None:
     """Codes may differ by one where a rotation was rounded differently; without one they are the same."""
     num_heads, num_kv_heads, head_dim = shape
@@ -123,8 +124,8 @@ def test_storing_equals_its_reference(shape: tuple[int, int, int], has_rope: boo
         assert bool((mine[others] == 77 if mine.dtype == torch.int8 else mine[others].isnan()).all())
 
 
-@pytest.mark.parametrize("code_dtype", MAX_CODES, ids=str)
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@each_case("code_dtype", MAX_CODES)
+@each_case("value", [float("nan"), float("inf")])
 def test_what_is_not_finite_is_seen(code_dtype: torch.dtype, value: float) -> None:
     """A step that has gone wrong must not look right after its K and V have been through 8 bits."""
     heads = torch.ones(1, 3, 16)
@@ -136,7 +137,7 @@ def test_what_is_not_finite_is_seen(code_dtype: torch.dtype, value: float) -> No
     assert not bool(cache.key_scales[0].isfinite().any() | cache.value_scales[0].isfinite().any())
 
 
-@pytest.mark.parametrize(("code_dtype", "most"), [(torch.int8, 0.6 / 127), (torch.float8_e4m3fn, 0.07)], ids=str)
+@each_case(("code_dtype", "most"), [(torch.int8, 0.6 / 127), (torch.float8_e4m3fn, 0.07)])
 def test_codes_are_near_the_numbers_whatever_their_size(code_dtype: torch.dtype, most: float, backend: str) -> None:
     if backend != "torch":
         pytest.skip("there is one form of it")

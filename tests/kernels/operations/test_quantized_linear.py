@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from kernels.operations.block_linear import STEPS, block_linear, block_linear_reference, unpack
 from kernels.operations.quantize import Bits, quantize, quantize_reference, sum_magnitudes
+from tests.kernels.each_case import each_case
 
 DTYPES = [torch.float32, torch.bfloat16]
 SIZES = [(64, 32), (100, 70), (33, 1), (1100, 33)]
@@ -35,10 +36,10 @@ def no_clean_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", poisoned)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@each_case("bits", [8, 4])
 @pytest.mark.usefixtures("no_clean_memory")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
+@each_case("dtype", DTYPES)
+@each_case(
     ("num_tokens", "num_inputs", "num_outputs"),
     [(1, 64, 32), (1, 1100, 70), (2, 100, 33), (3, 100, 70), (4, 33, 1), (5, 600, 33), (13, 100, 70), (70, 1100, 33)],
 )
@@ -54,16 +55,16 @@ def test_it_is_the_product(dtype: torch.dtype, num_tokens: int, num_inputs: int,
         assert distance(got, expected) < {4: 1e-3, 2: 5e-3}[dtype.itemsize]
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@each_case("bits", [8, 4])
 def test_it_is_near_the_product_of_the_real_weight(bits: Bits) -> None:
     x, weight, bias = make_case(20, 512, 70, torch.float32)
     got = block_linear(x, quantize(weight, bits), bias)
     assert distance(got, x @ weight.T + bias) < {8: 0.02, 4: 0.1}[bits]
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(64, 33), (1100, 64)])
-@pytest.mark.parametrize("is_behind_gelu", [False, True])
+@each_case("bits", [8, 4])
+@each_case(("num_inputs", "num_outputs"), [(64, 33), (1100, 64)])
+@each_case("is_behind_gelu", [False, True])
 def test_a_row_is_the_same_bits_in_any_batch(
     backend: str, num_inputs: int, num_outputs: int, is_behind_gelu: bool, bits: Bits
 ) -> None:
@@ -78,7 +79,7 @@ def test_a_row_is_the_same_bits_in_any_batch(
         assert torch.equal(block_linear(x[begin:end], quantized, bias), together[begin:end])
 
 
-@pytest.mark.parametrize("num_tokens", [1, 5, 77])
+@each_case("num_tokens", [1, 5, 77])
 def test_eight_bits_are_the_same_bits_on_every_processor(backend: str, num_tokens: int) -> None:
     """Sums of the codes are exact. The activations are such that torch finds the same codes; some are far too large for
     8 bits, alone and as neighbours; in two rows, as many codes as possible are too large with their neighbours; others
@@ -113,7 +114,7 @@ def test_large_activations_do_not_blur_the_others() -> None:
 
 
 @pytest.mark.usefixtures("no_clean_memory")
-@pytest.mark.parametrize("num_tokens", [1, 6, 40])
+@each_case("num_tokens", [1, 6, 40])
 def test_parts_of_the_inputs_add_up(backend: str, num_tokens: int) -> None:
     """Ranks make the same codes as one, even if nearly all of a token is in one part, whose inputs are all outliers."""
     x, weight, _ = make_case(num_tokens, 400, 70, torch.float32)
@@ -131,9 +132,9 @@ def test_parts_of_the_inputs_add_up(backend: str, num_tokens: int) -> None:
     assert backend == "torch" or torch.equal(sum_magnitudes(x[-1:]), sum_magnitudes(x)[-1:])
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("num_tokens", [9, 40])
+@each_case("bits", [8, 4])
+@each_case("bad", [float("nan"), float("inf"), float("-inf")])
+@each_case("num_tokens", [9, 40])
 def test_what_is_not_finite_stays_in_its_row(bad: float, num_tokens: int, bits: Bits) -> None:
     x, weight, _ = make_case(num_tokens, 100, 40, torch.bfloat16)
     x[3, 77] = bad
@@ -141,7 +142,7 @@ def test_what_is_not_finite_stays_in_its_row(bad: float, num_tokens: int, bits: 
     assert out.isnan().any(dim=1).nonzero().flatten().tolist() == [3]
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@each_case("bits", [8, 4])
 def test_zeros_and_tiny_numbers(bits: Bits) -> None:
     x, weight, bias = make_case(3, 100, 40, torch.float32)
     x[0], x[1] = 0, 1e-38
@@ -157,8 +158,8 @@ def test_rows_that_are_not_neighbours_in_memory() -> None:
     assert distance(block_linear(x[::2], quantized, bias), block_linear(x[::2].clone(), quantized, bias)) < 1e-3
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_case("bits", [8, 4])
+@each_case("dtype", DTYPES)
 def test_a_weight_is_near_itself(dtype: torch.dtype, bits: Bits) -> None:
     _, weight, _ = make_case(1, 100, 70, dtype)
     near = unpack(quantize(weight, bits))
@@ -169,7 +170,7 @@ def test_a_weight_is_near_itself(dtype: torch.dtype, bits: Bits) -> None:
     assert float((near - weight.float()).abs().max()) <= float(largest) / {8: 240, 4: 7.5}[bits]
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@each_case("bits", [8, 4])
 def test_codes_come_back(bits: Bits) -> None:
     """Every code at every place, with a scale of 1 that the largest fixes."""
     least, largest = {8: (-127, 127), 4: (-8, 7)}[bits]
@@ -184,10 +185,10 @@ def test_memory_is_that_of_the_codes_and_a_scale_for_each_output() -> None:
     assert quantize(weight, 4).stored.nbytes / weight.numel() * 8 == 4.5
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@each_case("bits", [8, 4])
 @pytest.mark.usefixtures("no_clean_memory")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("num_inputs", "num_outputs"), SIZES)
+@each_case("dtype", DTYPES)
+@each_case(("num_inputs", "num_outputs"), SIZES)
 def test_every_backend_makes_the_same_codes(dtype: torch.dtype, num_inputs: int, num_outputs: int, bits: Bits) -> None:
     _, weight, _ = make_case(1, num_inputs, num_outputs, dtype)
     weight[0] = 0

@@ -4,11 +4,12 @@ import transformers
 
 from kernels.operations.relu_squared import relu_squared
 from tests.kernels.cases import DEVICES, assert_close
+from tests.kernels.each_case import each_case
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("size", [1, 13, 384])
+@each_case("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each_case("size", [1, 13, 384])
 def test_is_the_activation_of_transformers_in_place(dtype: torch.dtype, size: int, device: str) -> None:
     x = torch.randn(3, size, device=device).to(dtype)
     expected = transformers.activations.ACT2FN["relu2"](x.double())

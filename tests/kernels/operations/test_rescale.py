@@ -3,11 +3,12 @@ import torch
 
 from kernels.operations.rescale import rescale
 from tests.kernels.cases import DEVICES, assert_close
+from tests.kernels.each_case import each_case
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("size", [1, 13, 384])
+@each_case("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each_case("size", [1, 13, 384])
 def test_equals_the_formulas_in_place(dtype: torch.dtype, size: int, device: str) -> None:
     x, added = (torch.randn(2, 3, size, device=device) * 4).to(dtype)
     for options, expected in (

@@ -3,6 +3,7 @@ import torch
 
 from kernels.operations.rms_norm import rms_norm
 from tests.kernels.cases import DEVICES, assert_close
+from tests.kernels.each_case import each_case
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -13,8 +14,8 @@ def expect(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [1, 7, 128, 769])
+@each_case("dtype", DTYPES)
+@each_case("size", [1, 7, 128, 769])
 def test_equals_the_formula(dtype: torch.dtype, size: int, device: str) -> None:
     x, weight = torch.randn(5, size, device=device).to(dtype), torch.randn(size, device=device).to(dtype)
     before = x.clone()
@@ -23,8 +24,8 @@ def test_equals_the_formula(dtype: torch.dtype, size: int, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_tokens", [5, 103])  # one by one, and some at a time
+@each_case("dtype", DTYPES)
+@each_case("num_tokens", [5, 103])  # one by one, and some at a time
 def test_adds_the_update_to_the_residual_stream(dtype: torch.dtype, device: str, num_tokens: int) -> None:
     x, update = torch.randn(2, num_tokens, 33, device=device).to(dtype)
     weight = torch.randn(33, device=device).to(dtype)
@@ -43,7 +44,7 @@ def test_no_rows_give_no_rows() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_case("dtype", DTYPES)
 def test_rows_may_lie_apart(dtype: torch.dtype, device: str) -> None:
     whole, weight = torch.randn(5, 40, device=device).to(dtype), torch.randn(17, device=device).to(dtype)
     before, part = whole.clone(), whole[:, 9:26]

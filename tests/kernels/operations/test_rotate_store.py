@@ -5,6 +5,7 @@ from kernels.arguments.paged_kv import SCALE_DTYPE, InPlace, PagedKV
 from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.operations.rotate_store import rotate_store, rotate_store_reference
 from tests.kernels.cases import DEVICES, assert_close
+from tests.kernels.each_case import each_case
 from tests.naming import naming
 
 SHAPES = [(8, 1, 512), (2, 1, 64), (4, 4, 80), (9, 3, 96), (8, 1, 128), (3, 3, 6), (5, 1, 10)]
@@ -33,8 +34,8 @@ def empty_cache(num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: st
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("has_rope", [True, False])
+@each_case("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each_case("has_rope", [True, False])
 def test_equals_its_reference(has_rope: bool, dtype: torch.dtype, device: str) -> None:
     for shape in SHAPES:
         with naming(shape=shape):
@@ -60,8 +61,8 @@ def check(shape: tuple[int, int, int], dtype: torch.dtype, device: str, *, has_r
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", [(6, 2, 64), (16, 8, 128), (4, 2, 80), (3, 3, 6), (5, 1, 10)], ids=str)
+@each_case("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each_case("shape", [(6, 2, 64), (16, 8, 128), (4, 2, 80), (3, 3, 6), (5, 1, 10)])
 def test_with_norms_equals_its_reference(shape: tuple[int, int, int], dtype: torch.dtype, device: str) -> None:
     _, num_kv_heads, head_dim = shape
     heads, tables, positions, slots = make_inputs(*shape, dtype, device)
@@ -77,9 +78,9 @@ def test_with_norms_equals_its_reference(shape: tuple[int, int, int], dtype: tor
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("has_norms", [True, False])
-@pytest.mark.parametrize("query_row", [0, NUM_POSITIONS // 2])
+@each_case("dtype", [torch.float32, torch.bfloat16])
+@each_case("has_norms", [True, False])
+@each_case("query_row", [0, NUM_POSITIONS // 2])
 def test_a_part_of_each_head_is_rotated(query_row: int, has_norms: bool, dtype: torch.dtype, device: str) -> None:
     """Also with tables of their own for queries; the rest of a head is only normalized."""
     for head_dim, num_pairs in [(128, 48), (96, 24), (64, 16), (10, 3), (6, 1)]:
@@ -107,8 +108,8 @@ def check_part(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("codes", [None, torch.int8], ids=["plain", "int8"])
+@each_case("dtype", [torch.float32, torch.bfloat16])
+@each_case("codes", [None, torch.int8])
 def test_values_have_a_norm_without_rotation(dtype: torch.dtype, codes: torch.dtype | None, device: str) -> None:
     heads, tables, positions, slots = make_inputs(4, 2, 64, dtype, device)
     weights = torch.randn(3, 64, generator=torch.Generator().manual_seed(2)).to(dtype).to(device)
@@ -138,8 +139,8 @@ def test_queries_alone_are_those_with_keys(dtype: torch.dtype, device: str) -> N
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("has_norms", [True, False])
+@each_case("dtype", [torch.float32, torch.bfloat16])
+@each_case("has_norms", [True, False])
 def test_without_a_cache_keys_and_values_stay_in_place(has_norms: bool, dtype: torch.dtype, device: str) -> None:
     """They have the bits that a cache would get, and slots are not read."""
     heads, tables, positions, slots = make_inputs(4, 2, 64, dtype, device)

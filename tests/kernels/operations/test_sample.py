@@ -3,12 +3,13 @@ import torch
 
 from kernels.operations.sample import draw, greedy, sample, sample_reference
 from tests.kernels.cases import DEVICES
+from tests.kernels.each_case import each_case
 
 scipy = pytest.importorskip("scipy")  # whose parts, which take long, are imported when first named
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each_case("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_greedy_takes_the_first_of_the_best(dtype: torch.dtype, device: str) -> None:
     logits = torch.zeros(3, 1001, dtype=dtype, device=device)
     logits[0, [700, 1000]] = 2.0
@@ -17,8 +18,8 @@ def test_greedy_takes_the_first_of_the_best(dtype: torch.dtype, device: str) -> 
     assert greedy(logits).tolist() == [700, 0, 1000]
 
 
-@pytest.mark.parametrize("vocab_size", [1, 4095, 4096, 4097, 50257])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case("vocab_size", [1, 4095, 4096, 4097, 50257])
+@each_case("dtype", [torch.float32, torch.bfloat16])
 def test_greedy_of_vocabularies_of_any_size(dtype: torch.dtype, vocab_size: int) -> None:
     torch.manual_seed(vocab_size)
     logits = torch.randn(7, vocab_size).to(dtype)
@@ -28,7 +29,7 @@ def test_greedy_of_vocabularies_of_any_size(dtype: torch.dtype, vocab_size: int)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@each_case("bad", [float("nan"), float("inf"), float("-inf")])
 def test_greedy_refuses_only_the_row_that_is_not_finite(bad: float, device: str) -> None:
     logits = torch.randn(3, 50, device=device)
     logits[1, 17] = bad
@@ -59,7 +60,7 @@ def test_the_only_token_left_is_drawn_whatever_its_noise() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("vocab_size", [1, 7, 2047, 2048, 2049, 50257])
+@each_case("vocab_size", [1, 7, 2047, 2048, 2049, 50257])
 def test_draws_what_its_reference_draws(vocab_size: int, device: str) -> None:
     """Logarithms may differ in the last bit, and then a near tie may go either way: none of these is so near."""
     generator = torch.Generator().manual_seed(vocab_size)

@@ -10,6 +10,7 @@ from transformers.models.lfm2.modeling_lfm2 import causal_conv1d_fn
 from kernels.arguments.state_rows import StateRows
 from kernels.operations.short_conv import short_conv
 from tests.kernels.cases import DEVICES, assert_close
+from tests.kernels.each_case import each_case
 from tests.kernels.state_cases import CHAIN, NUM_TOKENS, chained_rows, expect_rows, make_states, mixed_rows, one_row
 from tests.naming import naming
 
@@ -53,8 +54,8 @@ def expect(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("is_gated", [True, False], ids=["gated", "silu"])
+@each_case("dtype", DTYPES)
+@each_case("is_gated", [True, False])
 def test_equals_transformers(is_gated: bool, dtype: torch.dtype, device: str) -> None:
     for has_bias, (num_channels, num_taps) in itertools.product((True, False), SIZES):
         with naming(num_channels=num_channels, num_taps=num_taps, has_bias=has_bias):
@@ -71,8 +72,8 @@ def check(num_channels: int, num_taps: int, dtype: torch.dtype, device: str, *, 
     torch.testing.assert_close(tails, expected_tails, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("is_gated", [True, False], ids=["gated", "silu"])
+@each_case("dtype", DTYPES)
+@each_case("is_gated", [True, False])
 def test_a_decode_row_may_continue_from_an_earlier_one(is_gated: bool, dtype: torch.dtype) -> None:
     input_TX, weight, bias = make_inputs(35, 4, dtype, "cpu", is_gated)
     tails, slots = make_states((3, 35), dtype, "cpu"), {0: 3, 1: 5, 2: 4, 3: 1}

@@ -3,11 +3,12 @@ import torch
 
 from kernels.operations.sigmoid_gate import sigmoid_gate
 from tests.kernels.cases import DEVICES, assert_close
+from tests.kernels.each_case import each_case
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("size", [1, 13, 384])
+@each_case("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each_case("size", [1, 13, 384])
 def test_equals_the_formula(dtype: torch.dtype, size: int, device: str) -> None:
     values, gates = torch.randn(3, size).to(device, dtype), (torch.randn(3, 2 * size) * 4).to(device, dtype)
     gate = gates[:, size // 2 : size // 2 + size]

@@ -4,10 +4,11 @@ import torch
 from kernels.arguments.paged_kv import PagedKV
 from kernels.operations.store_kv import store_kv
 from tests.kernels.cases import DEVICES
+from tests.kernels.each_case import each_case
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each_case("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_writes_its_slots_and_no_other(device: str, dtype: torch.dtype) -> None:
     key, value = torch.randn(2, 5, 3, 10, device=device).to(dtype)
     caches = torch.full((2, 20, 3, 10), 7.0, dtype=dtype, device=device)

@@ -5,11 +5,12 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from kernels.operations.swiglu_oai import swiglu_oai
 from tests.kernels.cases import DEVICES, assert_close
+from tests.kernels.each_case import each_case
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("size", [1, 13, 384])
+@each_case("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each_case("size", [1, 13, 384])
 def test_is_the_gate_of_transformers(dtype: torch.dtype, size: int, device: str) -> None:
     gate_up = (6 * torch.randn(3, 2 * size, device=device)).to(dtype)
     config = transformers.GptOssConfig(num_local_experts=1, hidden_size=1, intermediate_size=size)

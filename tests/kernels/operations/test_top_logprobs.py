@@ -6,6 +6,7 @@ from torch import Tensor
 
 from kernels.operations.top_logprobs import top_logprobs
 from tests.kernels.cases import DEVICES
+from tests.kernels.each_case import each_case
 
 
 def expected_top(logits: Tensor, num_top: int) -> list[list[int]]:
@@ -15,9 +16,9 @@ def expected_top(logits: Tensor, num_top: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("vocab_size", [20, 64, 300, 5003])
-@pytest.mark.parametrize("num_top", [0, 1, 2, 20])
+@each_case("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each_case("vocab_size", [20, 64, 300, 5003])
+@each_case("num_top", [0, 1, 2, 20])
 def test_logprobs_are_those_of_log_softmax(num_top: int, vocab_size: int, dtype: torch.dtype, device: str) -> None:
     logits = (torch.randn(5, vocab_size, generator=torch.Generator().manual_seed(1)) * 4).to(device, dtype)
     ids = torch.tensor([0, vocab_size - 1, 3, -1, 9], dtype=torch.int32, device=device)

@@ -4,7 +4,6 @@ import io
 import os
 import signal
 import struct
-import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,12 +140,11 @@ def png_chunk(kind: bytes, data: bytes) -> bytes:
 
 def test_the_size_is_checked_before_pixels_are_decoded(decoder: ImageDecoder, tmp_path: Path):
     head = struct.pack(">IIBBBBB", 20000, 20000, 1, 0, 0, 0, 0)
-    lines = zlib.compress(bytes(2501 * 20000), 9)
-    bomb = b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", head) + png_chunk(b"IDAT", lines) + png_chunk(b"IEND", b"")
-    begin = time.monotonic()
+    bomb = b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", head) + png_chunk(b"IDAT", b"no pixels") + png_chunk(b"IEND", b"")
     with pytest.raises(ImageError, match=r"20000 x 20000 pixels, more than the limit of 1,000,000"):
         decoder.size(in_file(tmp_path, bomb), MAX_PIXELS)
-    assert time.monotonic() - begin < 2.0
+    with pytest.raises(ImageError, match="damaged"):
+        decoder.views(tmp_path / "image", Layout((), "bicubic", 1), 20000 * 20000)
 
 
 def test_an_image_may_not_take_more_memory_than_its_limit(decoder: ImageDecoder, tmp_path: Path):
