@@ -171,6 +171,11 @@ def _prefill(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
     return {**_key_blocks(head_dim, itemsize), "BLOCK_M": max(rows, power_of_2(queries_a_head))}
 
 
+def _long_prefill(head_dim: int, has_spans: bool) -> Launch:
+    """`SPECIALIZES`: some warps load, two groups of `num_warps` compute. K and V of 2 blocks are in shared memory."""
+    return {"BLOCK_N": 128, "SPECIALIZES": int(not has_spans), "num_warps": 8 if has_spans else 4, "num_stages": 2}
+
+
 def _split_attention(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
     """As `_prefill`, also of decode rows; the totals of splits take registers from the block of keys, or of rows. Fused
     products and sums would depend on the code around them."""
@@ -326,6 +331,7 @@ RULES: dict[str, Callable[..., Launch]] = {
     "few_rows_parts": lambda head_dim, itemsize: {"programs": MANY_PROGRAMS},
     "filter_min_p": _lanes,
     "filter_top": _lanes,
+    "gather_keys": lambda: {"num_warps": 8},
     "gather_rows": _blocks(1024),
     "gated_norm": _groups,
     "gelu": _blocks(1024),  # 16 bytes a thread and operand
@@ -334,6 +340,7 @@ RULES: dict[str, Callable[..., Launch]] = {
     "latent_merge": _latent_merge,
     "latent_prefill": _latent_prefill,
     "layer_norm": _row,
+    "long_prefill": _long_prefill,
     "look_up_planes": lambda: {"BLOCK_O": 16, "num_warps": 4},
     "lora_expand": _lora_expand,
     "lora_shrink": _lora_shrink,

@@ -104,7 +104,8 @@ def attend(
     """
     num_tokens, num_decode = len(query_THD), step.num_decode_rows
     tiles = None if step.prefill_tiles is None else step.prefill_tiles[kind]
-    rows = PrefillRows(step.prefill_page_tables, step.prefill_query_lens, step.prefill_context_lens, tiles)
+    lens, is_long = (step.prefill_query_lens, step.prefill_context_lens), kind in step.long_kinds
+    rows = PrefillRows(step.prefill_page_tables, *lens, tiles, is_long=is_long)
     requested, last_T = step.head_tokens if is_narrow else None, step.view(LAST_KEYS) if options.sees_spans else None
     if is_narrow and step.head_rows is not None:
         query_THD, rows, requested = query_THD[step.head_tokens], step.head_rows, None
