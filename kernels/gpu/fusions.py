@@ -3,9 +3,10 @@
 from kernels.gpu.launch_table import HOPPER, find_capability, has_fixed_launches
 from kernels.plans.decode_work import DecodeShape
 
-FUSIONS = ("few_rows", "prefetch", "dependent", "long_prompts")
+FUSIONS = ("few_rows", "prefetch", "dependent", "argmax", "long_prompts")
 """In steps of few rows one kernel for a product and what is around it; attention's idle programs prefetch the next
-weight; kernels are launched before the previous one has ended; and a kernel of its own for long prompts."""
+weight; kernels are launched before the previous one has ended; the head's product finds the likeliest tokens, without
+logits, if no row needs more. And a kernel of its own for long prompts."""
 
 _fused = frozenset[str]()
 

@@ -112,11 +112,7 @@ def _drawn_part(vocab_size: int) -> Launch:
 
 
 def _best_of_parts(num_parts: int) -> Launch:
-    return {"BLOCK": power_of_2(num_parts), "num_warps": 1}
-
-
-def _keys_of_parts(num_keys: int) -> Launch:
-    block = power_of_2(num_keys)
+    block = power_of_2(num_parts)
     return {"BLOCK": block, "num_warps": max(1, min(8, block // 256))}
 
 
@@ -368,7 +364,7 @@ RULES: dict[str, Callable[..., Launch]] = {
     "store_latents": _store_latents,
     "take_tokens": _blocks(128),
     "top_logprobs": _part,
-    "top_logprobs_row": _keys_of_parts,
+    "top_logprobs_row": _best_of_parts,
 }
 """By kernel, or by operation if it has one kernel."""
 

@@ -83,6 +83,10 @@ class Decoder(Protocol):
         """
         ...
 
+    def best_tokens(self, hidden_NE: Tensor, /) -> Tensor | None:
+        """Returns the likeliest token of each row, int32 [N], without its logits; `None` if no kernel does that."""
+        ...
+
     def token_logits(self, hidden_NE: Tensor, ids_NL: Tensor, /) -> Tensor | None:
         """Returns the logits of these tokens, float32 [N, L], exact where `logits` rounds them.
 
@@ -160,6 +164,10 @@ class DescribedDecoder:
     def logits(self, hidden_NE: Tensor, out_NV: Tensor | None = None, slots_N: Tensor | None = None) -> Tensor:
         assert self.head is not None
         return self.head.logits(hidden_NE, out_NV, slots_N)
+
+    def best_tokens(self, hidden_NE: Tensor) -> Tensor | None:
+        assert self.head is not None
+        return self.head.best_tokens(hidden_NE)
 
     def token_logits(self, hidden_NE: Tensor, ids_NL: Tensor) -> Tensor | None:
         assert self.head is not None
