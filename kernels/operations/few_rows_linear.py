@@ -35,6 +35,13 @@ def few_rows_linear(x_TI: Tensor, matrix: PlainMatrix, norm: RowNorm | None, the
     return call("few_rows_linear", x_TI, few_rows_linear_reference, x_TI, matrix, norm, then)
 
 
+def find_best_tokens(x_TI: Tensor, weight_OI: Tensor | None) -> Tensor | None:
+    """Returns the likeliest token of each row (int32 [T]) as `greedy` of x W^T; `None` if that takes the logits."""
+    if weight_OI is None or not takes_few_rows(x_TI, "argmax"):
+        return None
+    return few_rows_linear(x_TI, PlainMatrix(weight_OI, None), None, Best())
+
+
 def few_rows_linear_reference(x_TI: Tensor, matrix: PlainMatrix, norm: RowNorm | None, then: Epilogue) -> Tensor:
     """The parts that one kernel does together."""
     normed_TI = x_TI if norm is None else rms_norm_reference(x_TI, norm.weight, norm.eps, None)

@@ -13,10 +13,10 @@ TILE_WORDS = 8
 ALL_SPLITS, NO_PART = (1 << 31) - 1, -1
 
 LONG_TILE_TOKENS = 128
-"""Of tiles of long prompts, each of one query head."""
+"""The tokens of a tile of a long prompt. It has one query head."""
 LONG_STEP_TOKENS, LONG_ROW_TOKENS, MAX_LONG_KEYS = 4096, 1024, 1 << 17
-"""The new tokens of a step that are more than any graph's, those of its rows on average, and their keys, which are
-copied: 512 MB of 8 heads of 128."""
+"""A step with long prompts has more new tokens than any graph, this many in a row on average, and at most these keys,
+which are copied: 512 MB with 8 heads of 128."""
 
 
 def max_prefill_tiles(max_tokens: int, max_rows: int, tile_tokens: int) -> int:

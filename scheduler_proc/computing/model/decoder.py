@@ -134,7 +134,8 @@ class DescribedDecoder:
         if model.classifier or dense:
             self.pooler = Pooler(model.classifier, weights, dense, norm.weight_E.device)
         tokens_VE = weights.pop(TOKENS, None) if self.embedding is None else self.embedding.block.tokens_VE
-        self.head = HeadStage(norm, Head(model, weights, tokens_VE, parallel), adapters)
+        head = self.head = HeadStage(norm, Head(model, weights, tokens_VE, parallel), adapters)
+        self.logits, self.token_logits, self.best_tokens = head.logits, head.token_logits, head.best_tokens
 
     def forward(
         self,
@@ -160,15 +161,3 @@ class DescribedDecoder:
         assert hidden_SE is not None
         store_hidden(hidden_TE, step.slots, hidden_SE)
         return hidden_TE if step.all_go_to_head else hidden_TE[step.head_tokens]
-
-    def logits(self, hidden_NE: Tensor, out_NV: Tensor | None = None, slots_N: Tensor | None = None) -> Tensor:
-        assert self.head is not None
-        return self.head.logits(hidden_NE, out_NV, slots_N)
-
-    def best_tokens(self, hidden_NE: Tensor) -> Tensor | None:
-        assert self.head is not None
-        return self.head.best_tokens(hidden_NE)
-
-    def token_logits(self, hidden_NE: Tensor, ids_NL: Tensor) -> Tensor | None:
-        assert self.head is not None
-        return self.head.token_logits(hidden_NE, ids_NL)

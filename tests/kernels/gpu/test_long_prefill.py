@@ -60,7 +60,7 @@ def test_tokens_of_a_span_attend_to_all_of_it(device: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice")  # numpy's, for scores behind the last token, which are not used
 def test_rows_leave_each_other_alone(device: str) -> None:
-    """Those of a padded step, too, and one that is not finite."""
+    """Padded rows and tokens, too, and a row that is not finite."""
     case = make_paged_case(Shape(2, 1, 64, 16), [3, 130], [20, 2], F16, device)
     case.cache.values[int(case.page_tables[0, 0]) * case.cache.page_size] = float("nan")
     nothing = torch.zeros_like(case.query_lens)
