@@ -177,8 +177,8 @@ def compile_case(case: CompileCase, counts: bool) -> Compiled:
     registers, stack_bytes = map(int, re.findall(r"\b(?:REG|STACK):(\d+)", listing))
     numbers = count_instructions(listing) if counts else (None, None, None)
     num_fused = len(re.findall(r"\bfma\.", made.asm["ptx"]))
-    counted = num_wgmma, num_mma, *numbers, num_fused
-    compiled = Compiled(registers, stack_bytes, made.metadata.shared, *counted, num_warps=made.metadata.num_warps)
+    needs = registers, stack_bytes, made.metadata.shared
+    compiled = Compiled(*needs, num_wgmma, num_mma, *numbers, num_fused, made.metadata.num_warps)
     partial = path.with_suffix(f".{os.getpid()}")
     partial.write_text(dumps(asdict(compiled)), encoding="utf-8")
     partial.replace(path)
