@@ -27,7 +27,6 @@ MAX_BLOCK_BYTES = {1: 4096, 2: 16384, 4: 8192}
 """The most keys, and bytes of one head's keys, in a block, by bytes of an element. Codes take registers when they are
 widened; float32 products take twice as many as others."""
 
-
 _is_fixed = False
 
 
@@ -240,8 +239,7 @@ def _few_rows_linear(head_dim: int, itemsize: int) -> Launch:
     of a warp group take 8 tokens at least."""
     block = head_dim or 64
     block_inputs, num_stages = (32, 3) if itemsize == 4 else (128 if block <= 64 else 64, 4 if block <= 128 else 2)
-    tile = {"BLOCK_O": block, "BLOCK_T": FEW_ROWS, "BLOCK_I": block_inputs}
-    return {**tile, "num_warps": 4, "num_stages": num_stages}
+    return {"BLOCK_O": block, "BLOCK_T": FEW_ROWS, "BLOCK_I": block_inputs, "num_warps": 4, "num_stages": num_stages}
 
 
 def _choose_experts(num_experts: int, num_chosen: int) -> Launch:
@@ -399,5 +397,4 @@ TUNED: dict[tuple[Any, ...], Launch] = {
 }
 """By (compute capability, kernel, *shape). The lines of `_HEADS_OF_128` with 16 bits, and for decode with an fp8 cache,
 were measured on an H100 and an H200 (`benchmarks/results/gpu*.json`); the others come from the compile report.
-
 The rules alone must fit an Ada GPU, which has less than half of Hopper's shared memory."""
