@@ -3,9 +3,9 @@
 K and V of the rows are gathered into contiguous memory first, with zeros after each row's last key. From there the
 tensor memory accelerator copies whole blocks, and no thread computes addresses. On a Hopper GPU the compiler divides a
 program into warps that load and two groups of warps that compute half of the tile each: one computes its softmax while
-the other multiplies (FlashAttention-3, arXiv:2407.08608). It can if there is one loop, which loads through descriptors
-alone: so all blocks are masked, and a place in the list without a tile is a tile without keys. Spans are loaded by
-threads, so a step with spans has warps of one kind.
+the other multiplies (FlashAttention-3, arXiv:2407.08608). It can if there is one loop without conditions, which loads
+through descriptors alone. So all blocks are masked, and a place in the list without a tile is a tile without keys.
+Spans are loaded by threads: with them a program has warps of one kind.
 
 Shape legend: T tokens of all rows, H query heads, D head dimension; in a program N keys, M tokens of one head.
 """
