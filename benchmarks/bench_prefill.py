@@ -2,8 +2,9 @@
 
     python -m benchmarks.bench_prefill --shape qwen3-0.6b [--tokens 128 512 2048 8192] [--device cuda] [FLAGS]
 
-FLAGS are server flags. The times are those of `benchmarks.bench_step`. The share (MFU) is that of the operations of the
-model and of causal attention in what a large product reaches in the same run.
+FLAGS are server flags; --fuse NAME adds kernels that are not in use yet. With --before N they are the last tokens of a
+prompt, behind N that are in the cache. The times are those of `benchmarks.bench_step`. The share (MFU) is that of the
+operations of the model and of causal attention in what a large product reaches in the same run.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from benchmarks.bench_step import LIMIT_ROUNDS, Row, show, time_step
 from benchmarks.kernels.measure import gpu_facts, product_rate
 from benchmarks.model_shapes import PAGE_SIZE, SHAPES, load_shape, make_shape, max_positions, plan_prefill, prefill_flop
 from benchmarks.result_file import write_result
+from kernels.gpu.fusions import FUSIONS, fuse
 from messages.errors import SluiceError
 
 
@@ -27,13 +29,15 @@ def main(arguments: list[str] | None = None) -> int:
     add = parser.add_argument
     add("--shape", choices=SHAPES, default="qwen3-0.6b", help="default: %(default)s")
     add("--tokens", type=int, nargs="+", default=[128, 512, 2048, 8192], help="default: 128 512 2048 8192")
+    add("--before", type=int, default=0, metavar="N", help="tokens that are in the cache (default: %(default)s)")
+    add("--fuse", nargs="+", choices=FUSIONS, default=[], help="see kernels/gpu/fusions.py")
     add("--steps", type=int, default=20, help="timed steps of each length (default: %(default)s)")
     add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     add("--quick", action="store_true", help="one layer and one step of 16 tokens, as a smoke test")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
     options, flags = parser.parse_known_args(arguments)
     if options.quick:
-        options.tokens, options.steps = [16], 1
+        options.tokens, options.before, options.steps = [16], min(options.before, 16), 1
     try:
         measure(options, flags)
     except SluiceError as error:
@@ -45,21 +49,25 @@ def main(arguments: list[str] | None = None) -> int:
 def measure(options: argparse.Namespace, flags: list[str]) -> None:
     """Prints and writes a row for each length, after each. Raises `SluiceError`."""
     shape = make_shape(options.shape, 1 if options.quick else None)
-    lengths = [length for length in options.tokens if length < max_positions(shape)]
-    longest = max(lengths)
+    if options.before:  # random weights compute any position
+        shape = shape | {"max_position_embeddings": options.before + max(options.tokens) + 1}
+    lengths = [length for length in options.tokens if options.before + length < max_positions(shape)]
+    longest = options.before + max(lengths)
+    fuse(*options.fuse)
     own = ["--device", options.device, "--dtype", "bfloat16", "--block-size", str(PAGE_SIZE)]
-    own += ["--num-pages", str(longest // PAGE_SIZE + 64), "--max-num-batched-tokens", str(longest)]
+    own += ["--num-pages", str(longest // PAGE_SIZE + 64), "--max-num-batched-tokens", str(max(lengths))]
     runner = load_shape(shape, [*own, "--max-num-seqs", "16", "--max-model-len", str(longest), *flags])
     device = torch.device(options.device)
     rate = product_rate(LIMIT_ROUNDS, device)
     facts = gpu_facts(device) if device.type == "cuda" else {}
-    facts |= {"shape": options.shape, "flags": flags, "degraded": runner.degraded, "bfloat16 product GFLOP/s": rate}
+    facts |= {"shape": options.shape, "before": options.before, "fuse": options.fuse}
+    facts |= {"flags": flags, "degraded": runner.degraded, "bfloat16 product GFLOP/s": rate}
     rows: list[Row] = []
     for length in lengths:
-        times = time_step(runner, plan_prefill(length), options)
+        times = time_step(runner, plan_prefill(length, options.before), options)
         step_ms = times.get("gpu_ms", times["ms"])
         assert isinstance(step_ms, float)
-        flop = prefill_flop(shape, length)
+        flop = prefill_flop(shape, length, options.before)
         row: Row = {"tokens": length, **times, "tok/s": length / step_ms * 1e3, "MFU": flop / step_ms / 1e6 / rate}
         show(row)
         rows.append(row)

@@ -24,6 +24,7 @@ from benchmarks.kernels.measure import copy_bandwidth, gpu_facts, product_rate
 from benchmarks.model_shapes import (
     PAGE_SIZE,
     SHAPES,
+    TEMPERATURE,
     load_shape,
     make_shape,
     max_positions,
@@ -71,6 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
         "context": options.context,
         "flags": flags,
         "fuse": options.fuse,
+        "temperature": options.temperature,
         "is_quick": options.quick,
     }
     settings |= {"degraded": runner.degraded, "load_s": load_s}
@@ -93,6 +95,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--rows", type=int, nargs="+", default=[1, 32, 256], help="batch sizes (default: 1 32 256)")
     add("--context", type=int, default=512, help="tokens before the step (default: %(default)s)")
     add("--steps", type=int, default=50, help="timed steps of each batch size (default: %(default)s)")
+    add("--temperature", type=float, default=TEMPERATURE, help="of all rows (default: %(default)s)")
     add("--fuse", nargs="+", choices=FUSIONS, default=[], help="see kernels/gpu/fusions.py")
     add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     add("--quick", action="store_true", help="one layer, one row, one step, as a smoke test")
@@ -117,7 +120,7 @@ def measure(
         read_ms = step_bytes(shape, num_rows, num_keys) / limits["copy GB/s"] / 1e6
         compute_ms = step_flop(shape, num_rows, num_keys) / limits["bfloat16 product GFLOP/s"] / 1e6
         floor_ms = max(read_ms, compute_ms)
-        times = time_step(runner, plan_decode(num_rows, options.context), options)
+        times = time_step(runner, plan_decode(num_rows, options.context, options.temperature), options)
         step_ms = times.get("gpu_ms", times["ms"])
         assert isinstance(step_ms, float)
         yield {

@@ -26,13 +26,21 @@ OFFLINE_VARIANTS: dict[str, tuple[str, ...]] = {
     "_fp8_cache": ("--kv-cache-dtype", "fp8"),
 }
 FEW_ROWS = ("--rows", "1", "8", "16")
+"""Batch sizes at which launches and weights bound a decode step."""
+DEPENDENT = ("--fuse", "few_rows", "prefetch", "dependent")
 FUSED = {
-    "_fused": ("few_rows",),
-    "_fused_prefetch": ("few_rows", "prefetch"),
-    "_fused_dependent": ("few_rows", "prefetch", "dependent"),
+    "_fused": ("--fuse", "few_rows"),
+    "_fused_prefetch": ("--fuse", "few_rows", "prefetch"),
+    "_fused_dependent": DEPENDENT,
+    "_fused_greedy": (*DEPENDENT, "--temperature", "0"),
+    "_fused_argmax": (*DEPENDENT, "argmax", "--temperature", "0"),
 }
 """What steps of few rows may use in addition (`kernels/gpu/fusions.py`), by the suffix of their parts."""
-"""Batch sizes at which launches and weights bound a decode step."""
+LONG_PROMPTS = {
+    "": ("--tokens", "8192", "32768", "--steps", "5"),
+    "_behind_120k": ("--tokens", "8192", "--before", "122880", "--steps", "3"),
+}
+"""Prompts, by the suffix of their parts, which are measured without the kernel of `long_prompts` and with it."""
 QUICK = ("--kv-cache-dtype", "auto")
 """Flags of a trial without a GPU. They follow the part's own flags and override them."""
 QUICK_OFFLINE = (*QUICK, "--num-sequences", "2", "--max-tokens", "16", "--shared-prefix", "8")
@@ -62,18 +70,24 @@ def list_parts() -> list[Part]:
         Part("golden", "check_golden", quick=("--quick", "--cpu-threads", "1")),
         Part("deterministic", "experiments.deterministic_0137.check_deterministic", ("--shape", MAIN)),
         step(MAIN),
-        *(step(MAIN, suffix, ("--rows", "1", "8", "--fuse", *names)) for suffix, names in FUSED.items()),
+        *(step(MAIN, suffix, ("--rows", "1", "8", *flags)) for suffix, flags in FUSED.items()),
         prefill(MAIN),
+        *(
+            prefill(MAIN, f"_long{suffix}{name}", (*flags, *fused))
+            for suffix, flags in LONG_PROMPTS.items()
+            for name, fused in (("", ()), ("_fused", ("--fuse", "long_prompts")))
+        ),
         *(make(MAIN, "_deterministic", ("--deterministic",)) for make in (step, prefill)),
         *(offline(MAIN, suffix, flags) for suffix, flags in OFFLINE_VARIANTS.items()),
         step(MAIN, "_fp8_cache", OFFLINE_VARIANTS["_fp8_cache"]),
         tuning("decode", "Qwen3-0.6B"),
         tuning("decode_fp8", "Qwen3-0.6B"),
         tuning("prefill", "Qwen3-0.6B"),
+        tuning("long_prefill", "Qwen3-0.6B"),
         tuning("few_rows", "Qwen3-0.6B"),
         *list_kernel_parts(),
         step("llama-3-8b"),
-        *(step("llama-3-8b", suffix, ("--rows", "1", "8", "--fuse", *names)) for suffix, names in FUSED.items()),
+        *(step("llama-3-8b", suffix, ("--rows", "1", "8", *flags)) for suffix, flags in FUSED.items()),
         offline("llama-3-8b"),
         tuning("decode", "Llama-3-8B"),
         offline("qwen3-14b"),

@@ -17,6 +17,7 @@ from kernels.arguments.few_rows import AddTo, Gate, PlainMatrix, RowNorm
 from kernels.arguments.rows import PrefillRows
 from kernels.dispatch import count_programs
 from kernels.gpu import few_rows_linear as triton_few_rows
+from kernels.gpu import long_prefill as triton_long_prefill
 from kernels.gpu import paged_decode as triton_decode
 from kernels.gpu import paged_prefill as triton_prefill
 from kernels.gpu.launch_table import Launch, find_launch
@@ -31,7 +32,7 @@ from kernels.plans.decode_work import (
     make_decode_scratch,
     plan_decode_work,
 )
-from kernels.plans.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
+from kernels.plans.prefill_tiles import LONG_TILE_TOKENS, TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
 from tests.kernels.gpu.cases.model_shapes import ModelShape
 
 Candidate = Mapping[str, int]
@@ -211,16 +212,22 @@ PREFILL_LAUNCHES = tuple(product((64, 128), (32, 64, 128), (4, 8), (2, 3)))
 """Rows of products, keys of a block, warps, stages."""
 
 
-def _prefill_in_use(shape: ModelShape, device: torch.device) -> Candidate:
-    return pick(find_launch("paged_prefill", *launch_shape(shape)), PREFILL.entries["paged_prefill"])
+LONG_LAUNCHES = ((128, 1, 4, 2), *product((64,), (1,), (4,), (2, 3, 4)), *product((64, 128), (0,), (8,), (2, 3)))
+"""Keys of a block, whether warps are specialized, warps, stages."""
 
 
-def _prefill_candidates(in_use: Candidate) -> list[Candidate]:
-    every = [dict(zip(PREFILL.entries["paged_prefill"], values, strict=True)) for values in PREFILL_LAUNCHES]
+def _prefill_in_use(is_long: bool, shape: ModelShape, device: torch.device) -> Candidate:
+    sweep = LONG_PREFILL if is_long else PREFILL
+    ((kernel, names),) = sweep.entries.items()
+    return pick(find_launch(kernel, *sweep.key(shape)), names)
+
+
+def _prefill_candidates(launches: Sequence[tuple[int, ...]], in_use: Candidate) -> list[Candidate]:
+    every = [dict(zip(in_use, values, strict=True)) for values in launches]
     return [candidate for candidate in every if candidate != in_use]
 
 
-def _prefill_trial(shape: ModelShape, size: tuple[int, int], device: torch.device) -> Trial:
+def _prefill_trial(is_long: bool, shape: ModelShape, size: tuple[int, int], device: torch.device) -> Trial:
     num_rows, num_new = size
     made = _random_case(shape, num_rows, num_new, 0, device, None)
     lens = torch.tensor([[num_new] * num_rows, [0] * num_rows], dtype=torch.int32)
@@ -229,12 +236,12 @@ def _prefill_trial(shape: ModelShape, size: tuple[int, int], device: torch.devic
     paged_prefill_reference(made.query, made.cache, rows, options, made.out)
 
     def call(candidate: Candidate) -> Form:
-        tile_tokens = candidate["BLOCK_M"] // shape.queries_a_head
+        tile_tokens = LONG_TILE_TOKENS if is_long else candidate["BLOCK_M"] // shape.queries_a_head
         tiles = torch.empty(max_prefill_tiles(len(made.query), num_rows, tile_tokens), TILE_WORDS, dtype=torch.int32)
         plan_prefill_tiles(lens[0].numpy(), lens[1].numpy(), tiles.numpy(), tile_tokens)
-        planned = replace(rows, tiles=tiles.to(device))
+        planned = replace(rows, tiles=tiles.to(device), is_long=is_long)
         attend = partial(paged_prefill, made.query, made.cache, planned, options, made.out)
-        return PREFILL.with_parameters(candidate, attend)
+        return (LONG_PREFILL if is_long else PREFILL).with_parameters(candidate, attend)
 
     num_bytes = 2 * made.query.nbytes + 2 * num_rows * num_new * shape.num_kv_heads * shape.head_dim * 2
     return Trial(f"{num_rows} x {num_new} new", num_bytes, made.out, made.out.float().clone(), call)
@@ -245,9 +252,19 @@ PREFILL = Sweep(
     entries={"paged_prefill": ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")},
     sizes=((16, 512), (1, 128), (1, 8192), (64, 32)),
     quick_size=(1, 40),
-    list_candidates=_prefill_candidates,
-    find_in_use=_prefill_in_use,
-    make_trial=_prefill_trial,
+    list_candidates=partial(_prefill_candidates, PREFILL_LAUNCHES),
+    find_in_use=partial(_prefill_in_use, False),
+    make_trial=partial(_prefill_trial, False),
+)
+LONG_PREFILL = Sweep(
+    module=triton_long_prefill,
+    entries={"long_prefill": ("BLOCK_N", "SPECIALIZES", "num_warps", "num_stages")},
+    sizes=((1, 8192), (2, 4096)),
+    quick_size=(1, 40),
+    list_candidates=partial(_prefill_candidates, LONG_LAUNCHES),
+    find_in_use=partial(_prefill_in_use, True),
+    make_trial=partial(_prefill_trial, True),
+    find_key=lambda shape: (shape.head_dim, 0),
 )
 
 FEW_ROWS_LAUNCHES = (
@@ -308,5 +325,11 @@ FEW_ROWS = Sweep(
     find_key=lambda _: (0, torch.bfloat16.itemsize),
 )
 
-SWEEPS = {"decode": DECODE, "decode_fp8": DECODE_FP8, "prefill": PREFILL, "few_rows": FEW_ROWS}
+SWEEPS = {
+    "decode": DECODE,
+    "decode_fp8": DECODE_FP8,
+    "prefill": PREFILL,
+    "long_prefill": LONG_PREFILL,
+    "few_rows": FEW_ROWS,
+}
 """By what to call them."""

@@ -280,7 +280,7 @@ ITEMSIZE = 2
 """Bytes of a bfloat16."""
 
 
-def plan_decode(num_rows: int, context: int) -> Batch:
+def plan_decode(num_rows: int, context: int, temperature: float = TEMPERATURE) -> Batch:
     """Returns a step of one token in each row, every row with pages of its own, as the offline benchmark samples."""
     pages_a_row = -(-(context + 1) // PAGE_SIZE)
     last_slots = [(row * pages_a_row) * PAGE_SIZE + context for row in range(num_rows)]
@@ -294,26 +294,28 @@ def plan_decode(num_rows: int, context: int) -> Batch:
         slots=pack_int64(last_slots),
         page_tables=pack_int32(range(num_rows * pages_a_row)),
         sample_tokens=pack_int32(range(num_rows)),
-        temperatures=pack_float32([TEMPERATURE] * num_rows),
+        temperatures=pack_float32([temperature] * num_rows),
         seeds=pack_int64(range(num_rows)),
         sample_positions=pack_int64([context + 1] * num_rows),
     )
     return Batch(step_id=0, num_decode_rows=num_rows, num_pages_per_row=pages_a_row, **columns)
 
 
-def plan_prefill(num_tokens: int) -> Batch:
-    """Returns a step of one prompt, of which it computes all tokens and samples the next."""
-    num_pages = -(-num_tokens // PAGE_SIZE)
+def plan_prefill(num_tokens: int, num_before: int = 0) -> Batch:
+    """Returns a step of one prompt, of which it computes the tokens after `num_before` and samples the next."""
+    num_pages = -(-(num_before + num_tokens) // PAGE_SIZE)
+    positions = range(num_before, num_before + num_tokens)
     columns = fill_columns(
         Batch,
         {ROW: 1, TOKEN: num_tokens, SAMPLED: 1},
         query_lens=pack_int32([num_tokens]),
+        context_lens=pack_int32([num_before]),
         token_ids=pack_int32(index % 1000 for index in range(num_tokens)),
-        positions=pack_int32(range(num_tokens)),
-        slots=pack_int64(range(num_tokens)),
+        positions=pack_int32(positions),
+        slots=pack_int64(positions),
         page_tables=pack_int32(range(num_pages)),
         sample_tokens=pack_int32([num_tokens - 1]),
-        sample_positions=pack_int64([num_tokens]),
+        sample_positions=pack_int64([num_before + num_tokens]),
     )
     return Batch(step_id=0, num_decode_rows=0, num_pages_per_row=num_pages, **columns)
 
@@ -346,11 +348,11 @@ def with_states(batch: Batch, states: tuple[int, int] | None) -> Batch:
     return msgspec.structs.replace(batch, state_sources=sources.tobytes(), state_slots=slots.tobytes())
 
 
-def prefill_flop(shape: dict[str, object], num_tokens: int) -> int:
+def prefill_flop(shape: dict[str, object], num_tokens: int, num_before: int = 0) -> int:
     """Returns the operations of `plan_prefill`'s step: only the last token reaches the head."""
     model = read_shape(shape, num_tokens)
     head = model.vocab_size * model.hidden_size
-    attention = 4 * sum(attention.out_size for attention in attentions(model)) * (num_tokens + 1) // 2
+    attention = 4 * sum(attention.out_size for attention in attentions(model)) * (2 * num_before + num_tokens + 1) // 2
     return num_tokens * (2 * (weight_bytes(model, 1, 1) - head) + attention) + 2 * head
 
 

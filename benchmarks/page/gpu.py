@@ -15,6 +15,9 @@ ABOUT = (
 NEVER_RUN = (
     "## What has never run on a GPU\n\nThe kernels of these are compiled for Hopper GPUs and are right in Triton's "
     "interpreter. It runs programs one after another, so it shows no race and no time.\n\n"
+    "- *A kernel for long prompts* ([decision 0169](../decisions/0169-long-prompts-from-contiguous-keys.md)), and *the "
+    "head's likeliest tokens without logits* ([0170](../decisions/0170-the-head-finds-the-likeliest-token.md)). They "
+    "are off. The interpreter has no specialized warps.\n"
     "- *Five kernels a layer for steps of up to 8 rows*, prefetches by attention, and dependent launches "
     "([decision 0167](../decisions/0167-a-layer-of-few-rows-is-five-kernels.md)). They are off. Prefetches and "
     "dependent launches are compiled only: the interpreter has none.\n"

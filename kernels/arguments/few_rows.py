@@ -59,4 +59,8 @@ class AddTo(NamedTuple):
     """[T, E]"""
 
 
-Epilogue = StoreHeads | Gate | AddTo
+class Best(NamedTuple):
+    """Afterwards the outputs are logits, of which each token's largest is found: `greedy` of `sample.py`."""
+
+
+Epilogue = StoreHeads | Gate | AddTo | Best

@@ -36,6 +36,8 @@ class PrefillRows:
     last_keys: Tensor | None = None
     """[T]: the last of its row's tokens that each token attends to: itself or a later one, ascending in a row. `None`:
     itself."""
+    is_long: bool = False
+    """`tiles` are `LONG_TILES`."""
 
 
 class WholeRows(NamedTuple):

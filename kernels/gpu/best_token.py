@@ -32,8 +32,7 @@ def find_best(logits_SV: Tensor, draws: tuple[Tensor | None, Tensor, Tensor] | N
     num_parts = triton.cdiv(vocab_size, launch["BLOCK"])
     values_SC = torch.empty((num_rows, num_parts), dtype=torch.float32, device=logits_SV.device)
     tokens_SC = torch.empty((num_rows, num_parts), dtype=torch.int32, device=logits_SV.device)
-    tokens_S = torch.empty(num_rows, dtype=torch.int32, device=logits_SV.device)
-    temperatures_S, seeds_S, positions_S = draws or (None, tokens_S, tokens_S)
+    temperatures_S, seeds_S, positions_S = draws or (None, tokens_SC, tokens_SC)
     assert seeds_S.is_contiguous()
     assert positions_S.is_contiguous()
     assert temperatures_S is None or temperatures_S.is_contiguous()
@@ -50,9 +49,15 @@ def find_best(logits_SV: Tensor, draws: tuple[Tensor | None, Tensor, Tensor] | N
         HAS_LOGITS=draws is None or temperatures_S is not None,
         **launch,
     )
-    best_of_row_kernel[(num_rows,)](
-        values_SC, tokens_SC, tokens_S, NUM_PARTS=num_parts, VOCAB=vocab_size, **find_launch("best_of_row", num_parts)
-    )
+    return best_of_parts(values_SC, tokens_SC, vocab_size)
+
+
+def best_of_parts(values_SC: Tensor, tokens_SC: Tensor, vocab_size: int) -> Tensor:
+    """Returns each row's token of the largest value, the first of equals, or -1 if it is one of the tokens (int32)."""
+    num_rows, num_parts = values_SC.shape
+    tokens_S = torch.empty(num_rows, dtype=torch.int32, device=values_SC.device)
+    launch = find_launch("best_of_row", num_parts)
+    best_of_row_kernel[(num_rows,)](values_SC, tokens_SC, tokens_S, NUM_PARTS=num_parts, VOCAB=vocab_size, **launch)
     return tokens_S
 
 

@@ -18,8 +18,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.arguments.few_rows import FEW_ROWS, AddTo, Epilogue, Gate, PlainMatrix, RowNorm, StoreHeads
+from kernels.arguments.few_rows import FEW_ROWS, AddTo, Best, Epilogue, Gate, PlainMatrix, RowNorm, StoreHeads
 from kernels.arguments.paged_kv import MAX_CODES
+from kernels.gpu.best_token import BEYOND, INF, NONE, best_of_parts
 from kernels.gpu.cache_lines import LINE_BYTES, prefetch
 from kernels.gpu.fusions import dependent_launch, is_fused
 from kernels.gpu.key_blocks import PRECISION, scales_of
@@ -45,7 +46,7 @@ def few_rows_linear(x_TI: Tensor, matrix: PlainMatrix, norm: RowNorm | None, the
     num_parts = triton.cdiv(num_inputs, part_blocks * launch["BLOCK_I"])
     assert num_tiles <= MAX_TILES
     sums = x_TI.new_empty(num_parts * num_tiles * (launch["BLOCK_O"] + 1) * launch["BLOCK_T"], dtype=torch.float32)
-    out, operands, constants = _epilogue_of(x_TI, num_outputs, then)
+    out, operands, constants = _epilogue_of(x_TI, num_outputs, num_tiles, then)
     multiply_few[(num_tiles, num_parts)](
         *(x_TI, x_TI if norm is None else norm.weight, matrix.weight, x_TI if matrix.bias is None else matrix.bias),
         *(sums, make_counters(x_TI.device), out, *operands),
@@ -61,7 +62,7 @@ def few_rows_linear(x_TI: Tensor, matrix: PlainMatrix, norm: RowNorm | None, the
         **launch,
         **dependent_launch(),
     )
-    return out
+    return best_of_parts(out, operands[0], num_outputs) if isinstance(then, Best) else out
 
 
 @cache
@@ -76,15 +77,21 @@ def find_part_blocks(num_input_blocks: int, num_tiles: int, num_programs: int) -
     return triton.cdiv(num_input_blocks, num_parts)
 
 
-def _epilogue_of(x_TI: Tensor, num_outputs: int, then: Epilogue) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
+def _epilogue_of(
+    x_TI: Tensor, num_outputs: int, num_tiles: int, then: Epilogue
+) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
     """Returns the output, and the kernel's operands and constants for it; tensors that it does not read are `x_TI`."""
     num_tokens = len(x_TI)
     constants = {"THEN": "add", "NUM_KV_HEADS": 0, "QUERY_ROW": 0, "HAS_HEAD_NORM": False, "MAX_CODE": 0.0}
-    unread = (*(x_TI,) * 10, 0.0)
+    unread = (*(x_TI,) * 11, 0.0)
     match then:
         case AddTo(residual_TE):
             assert residual_TE.is_contiguous()
             return residual_TE, unread, constants
+        case Best():
+            shape = num_tokens, num_tiles
+            tokens = x_TI.new_empty(shape, dtype=torch.int32)
+            return x_TI.new_empty(shape, dtype=torch.float32), (tokens, *unread[1:]), constants | {"THEN": "best"}
         case Gate(kind):
             return x_TI.new_empty(num_tokens, num_outputs // 2), unread, constants | {"THEN": kind}
         case StoreHeads(cache, tables, positions_T, slots_T, norms):
@@ -93,7 +100,7 @@ def _epilogue_of(x_TI: Tensor, num_outputs: int, then: Epilogue) -> tuple[Tensor
             own = {"NUM_KV_HEADS": cache.num_heads, "QUERY_ROW": tables.query_row, "HAS_HEAD_NORM": norms is not None}
             own |= {"THEN": "heads", "MAX_CODE": 0.0 if cache.key_scales is None else MAX_CODES[cache.keys.dtype]}
             out_THD = x_TI.new_empty(num_tokens, num_outputs // head_dim - 2 * cache.num_heads, head_dim)
-            operands = cache.keys, cache.values, *scales_of(cache), *tables[:2], positions_T, slots_T, *weights
+            operands = x_TI, cache.keys, cache.values, *scales_of(cache), *tables[:2], positions_T, slots_T, *weights
             return out_THD, (*operands, norms.eps if norms else 0.0), own
 
 
@@ -106,6 +113,7 @@ def multiply_few(
     sums,
     counters,
     out,
+    tokens,
     keys,
     values,
     key_scales,
@@ -140,7 +148,7 @@ def multiply_few(
     tile, part = tl.program_id(0), tl.program_id(1)
     row_O, token_T = tl.arange(0, BLOCK_O), tl.arange(0, BLOCK_T)
     is_T = token_T < num_tokens
-    if THEN == "add":
+    if THEN == "add" or THEN == "best":
         real_O = tl.minimum(tile * BLOCK_O + row_O, NUM_OUTPUTS - 1)
     elif THEN == "heads":
         real_O = tile * BLOCK_O + row_O // 2 + row_O % 2 * PAIRS
@@ -207,6 +215,14 @@ def multiply_few(
         mask_OT = (output_O < NUM_OUTPUTS)[:, None] & is_T[None, :]
         old_OT = tl.load(place_OT, mask=mask_OT, other=0.0).to(tl.float32)
         tl.store(place_OT, (old_OT + out_OT.to(tl.float32)).to(out_OT.dtype), mask=mask_OT)
+    elif THEN == "best":
+        logit_OT = out_OT.to(tl.float32)
+        best_T = tl.max(logit_OT, 0)
+        first_T = tl.min(tl.where(logit_OT == best_T[None, :], real_O[:, None], BEYOND), 0)
+        is_refused_T = tl.max((~(tl.abs(logit_OT) < INF)).to(tl.int32), 0) > 0  # comparisons with NaN are false
+        place_T = token_T * tl.num_programs(0) + tile
+        tl.store(out + place_T, best_T, mask=is_T)
+        tl.store(tokens + place_T, tl.where(is_refused_T, NONE, first_T), mask=is_T)
     else:
         half_1, half_2 = tl.split(tl.permute(tl.reshape(out_OT, [PAIRS, 2, BLOCK_T]), [2, 0, 1]))
         pair_X = tl.arange(0, PAIRS)

@@ -1,10 +1,12 @@
-"""What decode steps of few rows may use in addition: off until a GPU has shown that it is right and faster."""
+"""What steps may use in addition: off until a GPU has shown that it is right and faster."""
 
-from kernels.gpu.launch_table import has_fixed_launches
+from kernels.gpu.launch_table import HOPPER, find_capability, has_fixed_launches
+from kernels.plans.decode_work import DecodeShape
 
-FUSIONS = ("few_rows", "prefetch", "dependent")
-"""One kernel for a product and what is around it; attention's idle programs prefetch the next weight; kernels are
-launched before the previous one has ended."""
+FUSIONS = ("few_rows", "prefetch", "dependent", "argmax", "long_prompts")
+"""In steps of few rows one kernel for a product and what is around it; attention's idle programs prefetch the next
+weight; kernels are launched before the previous one has ended; the head's product finds the likeliest tokens, without
+logits, if no row needs more. And a kernel of its own for long prompts."""
 
 _fused = frozenset[str]()
 
@@ -18,6 +20,12 @@ def fuse(*names: str) -> None:
 
 def is_fused(name: str) -> bool:
     return name in _fused and not has_fixed_launches()
+
+
+def takes_long_prompts(shape: DecodeShape) -> bool:
+    """True if attention of this shape is to use the kernel of long prompts."""
+    is_plain = shape.latent_rank is None and shape.kv_codes is None and shape.dtype.itemsize == 2
+    return is_fused("long_prompts") and find_capability() == HOPPER and is_plain and shape.head_dim in (64, 128)
 
 
 def dependent_launch() -> dict[str, bool]:

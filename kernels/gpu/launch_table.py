@@ -27,7 +27,6 @@ MAX_BLOCK_BYTES = {1: 4096, 2: 16384, 4: 8192}
 """The most keys, and bytes of one head's keys, in a block, by bytes of an element. Codes take registers when they are
 widened; float32 products take twice as many as others."""
 
-
 _is_fixed = False
 
 
@@ -112,11 +111,7 @@ def _drawn_part(vocab_size: int) -> Launch:
 
 
 def _best_of_parts(num_parts: int) -> Launch:
-    return {"BLOCK": power_of_2(num_parts), "num_warps": 1}
-
-
-def _keys_of_parts(num_keys: int) -> Launch:
-    block = power_of_2(num_keys)
+    block = power_of_2(num_parts)
     return {"BLOCK": block, "num_warps": max(1, min(8, block // 256))}
 
 
@@ -169,6 +164,11 @@ def _prefill(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
     warp group (wgmma) take at least 64 rows, for which float32 heads of 256 leave no registers, nor do any of 512."""
     rows = 64 if head_dim <= 256 and head_dim * itemsize <= 512 else 16 if itemsize == 4 else 32
     return {**_key_blocks(head_dim, itemsize), "BLOCK_M": max(rows, power_of_2(queries_a_head))}
+
+
+def _long_prefill(head_dim: int, has_spans: bool) -> Launch:
+    """`SPECIALIZES`: some warps load, two groups of `num_warps` compute. K and V of 2 blocks are in shared memory."""
+    return {"BLOCK_N": 128, "SPECIALIZES": int(not has_spans), "num_warps": 8 if has_spans else 4, "num_stages": 2}
 
 
 def _split_attention(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
@@ -239,8 +239,7 @@ def _few_rows_linear(head_dim: int, itemsize: int) -> Launch:
     of a warp group take 8 tokens at least."""
     block = head_dim or 64
     block_inputs, num_stages = (32, 3) if itemsize == 4 else (128 if block <= 64 else 64, 4 if block <= 128 else 2)
-    tile = {"BLOCK_O": block, "BLOCK_T": FEW_ROWS, "BLOCK_I": block_inputs}
-    return {**tile, "num_warps": 4, "num_stages": num_stages}
+    return {"BLOCK_O": block, "BLOCK_T": FEW_ROWS, "BLOCK_I": block_inputs, "num_warps": 4, "num_stages": num_stages}
 
 
 def _choose_experts(num_experts: int, num_chosen: int) -> Launch:
@@ -326,6 +325,7 @@ RULES: dict[str, Callable[..., Launch]] = {
     "few_rows_parts": lambda head_dim, itemsize: {"programs": MANY_PROGRAMS},
     "filter_min_p": _lanes,
     "filter_top": _lanes,
+    "gather_keys": lambda: {"num_warps": 8},
     "gather_rows": _blocks(1024),
     "gated_norm": _groups,
     "gelu": _blocks(1024),  # 16 bytes a thread and operand
@@ -334,6 +334,7 @@ RULES: dict[str, Callable[..., Launch]] = {
     "latent_merge": _latent_merge,
     "latent_prefill": _latent_prefill,
     "layer_norm": _row,
+    "long_prefill": _long_prefill,
     "look_up_planes": lambda: {"BLOCK_O": 16, "num_warps": 4},
     "lora_expand": _lora_expand,
     "lora_shrink": _lora_shrink,
@@ -361,7 +362,7 @@ RULES: dict[str, Callable[..., Launch]] = {
     "store_latents": _store_latents,
     "take_tokens": _blocks(128),
     "top_logprobs": _part,
-    "top_logprobs_row": _keys_of_parts,
+    "top_logprobs_row": _best_of_parts,
 }
 """By kernel, or by operation if it has one kernel."""
 
@@ -396,5 +397,4 @@ TUNED: dict[tuple[Any, ...], Launch] = {
 }
 """By (compute capability, kernel, *shape). The lines of `_HEADS_OF_128` with 16 bits, and for decode with an fp8 cache,
 were measured on an H100 and an H200 (`benchmarks/results/gpu*.json`); the others come from the compile report.
-
 The rules alone must fit an Ada GPU, which has less than half of Hopper's shared memory."""

@@ -29,6 +29,7 @@ from kernels.gpu.key_blocks import (
     widen_query,
 )
 from kernels.gpu.launch_table import count_tile_tokens, find_launch, has_fixed_launches
+from kernels.gpu.long_prefill import attend_long_prompts
 from kernels.plans.decode_work import DecodeScratch, launch_shape_of
 from kernels.plans.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
 from kernels.plans.split_work import SPLIT_KEYS
@@ -40,6 +41,9 @@ def paged_prefill(
     query_THD: Tensor, cache: PagedKV, rows: PrefillRows, options: AttentionOptions, out_THD: Tensor
 ) -> None:
     """Without `rows.tiles` the list is planned here, which waits for the device."""
+    if rows.is_long and rows.tiles is not None:
+        attend_long_prompts(query_THD, cache, rows, rows.tiles, options, out_THD)
+        return
     launch_shape = _launch_shape(query_THD, cache)
     tiles = _plan_here(len(query_THD), rows, launch_shape) if rows.tiles is None else rows.tiles
     if len(tiles):

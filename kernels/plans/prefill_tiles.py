@@ -12,6 +12,12 @@ from kernels.plans.shared_runs import ranges
 TILE_WORDS = 8
 ALL_SPLITS, NO_PART = (1 << 31) - 1, -1
 
+LONG_TILE_TOKENS = 128
+"""The tokens of a tile of a long prompt. It has one query head."""
+LONG_STEP_TOKENS, LONG_ROW_TOKENS, MAX_LONG_KEYS = 4096, 1024, 1 << 17
+"""A step with long prompts has more new tokens than any graph, this many in a row on average, and at most these keys,
+which are copied: 512 MB with 8 heads of 128."""
+
 
 def max_prefill_tiles(max_tokens: int, max_rows: int, tile_tokens: int) -> int:
     """Returns the maximum number of tiles of a step with up to `max_tokens` new tokens in up to `max_rows` rows."""
@@ -43,6 +49,12 @@ def plan_prefill_tiles(
     tiles_N8[len(rows) :, 0] = -1
 
 
+def are_long(num_tokens: int, num_rows: int, num_keys: int) -> bool:
+    """True if prompts are worth copying their keys; each row has room for `num_keys`."""
+    is_long = num_tokens > LONG_STEP_TOKENS and num_tokens >= LONG_ROW_TOKENS * num_rows
+    return is_long and num_rows * num_keys <= MAX_LONG_KEYS
+
+
 @dataclass(frozen=True)
 class PrefillTiles:
     """Tiles of this many tokens."""
@@ -54,3 +66,6 @@ class PrefillTiles:
 
     def plan(self, query_lens_C: np.ndarray, context_lens_C: np.ndarray, tiles_N8: np.ndarray) -> None:
         plan_prefill_tiles(query_lens_C, context_lens_C, tiles_N8, self.tile_tokens)
+
+
+LONG_TILES = PrefillTiles(LONG_TILE_TOKENS)

@@ -83,6 +83,10 @@ class Decoder(Protocol):
         """
         ...
 
+    def best_tokens(self, hidden_NE: Tensor, /) -> Tensor | None:
+        """Returns the likeliest token of each row, int32 [N], without its logits; `None` if no kernel does that."""
+        ...
+
     def token_logits(self, hidden_NE: Tensor, ids_NL: Tensor, /) -> Tensor | None:
         """Returns the logits of these tokens, float32 [N, L], exact where `logits` rounds them.
 
@@ -130,7 +134,8 @@ class DescribedDecoder:
         if model.classifier or dense:
             self.pooler = Pooler(model.classifier, weights, dense, norm.weight_E.device)
         tokens_VE = weights.pop(TOKENS, None) if self.embedding is None else self.embedding.block.tokens_VE
-        self.head = HeadStage(norm, Head(model, weights, tokens_VE, parallel), adapters)
+        head = self.head = HeadStage(norm, Head(model, weights, tokens_VE, parallel), adapters)
+        self.logits, self.token_logits, self.best_tokens = head.logits, head.token_logits, head.best_tokens
 
     def forward(
         self,
@@ -156,11 +161,3 @@ class DescribedDecoder:
         assert hidden_SE is not None
         store_hidden(hidden_TE, step.slots, hidden_SE)
         return hidden_TE if step.all_go_to_head else hidden_TE[step.head_tokens]
-
-    def logits(self, hidden_NE: Tensor, out_NV: Tensor | None = None, slots_N: Tensor | None = None) -> Tensor:
-        assert self.head is not None
-        return self.head.logits(hidden_NE, out_NV, slots_N)
-
-    def token_logits(self, hidden_NE: Tensor, ids_NL: Tensor) -> Tensor | None:
-        assert self.head is not None
-        return self.head.token_logits(hidden_NE, ids_NL)

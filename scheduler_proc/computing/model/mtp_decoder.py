@@ -61,6 +61,7 @@ class MtpDecoder:
         self.layer_kinds = self._layers.kinds
         self.head = HeadStage(Norm(FINAL_NORM, main.model.final_norm, own), main.head.block)
         self.logits, self.token_logits = self.head.logits, self.head.token_logits
+        self.best_tokens = self.head.best_tokens
 
     def forward(
         self,

@@ -221,6 +221,9 @@ class HeadStage:
             self._adapters.tables.score(hidden_NE, slots_N, logits_NV)
         return logits_NV
 
+    def best_tokens(self, hidden_NE: Tensor) -> Tensor | None:
+        return self.block.best_tokens(hidden_NE) if self._adapters is None else None
+
     def token_logits(self, hidden_NE: Tensor, ids_NL: Tensor) -> Tensor | None:
         has_own = self._adapters is not None and self._adapters.tables
         return None if has_own else self.block.token_logits(hidden_NE, ids_NL)

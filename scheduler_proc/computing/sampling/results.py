@@ -25,7 +25,7 @@ class Forwarded(NamedTuple):
     """The output of a step's forward pass on its device; the next step may overwrite it."""
 
     logits: Tensor
-    """[S, V]"""
+    """[S, V], or none if there are `best`."""
     hidden: Tensor
     """[Q, E]: the hidden states of `Batch.hidden_tokens`."""
     columns: Mapping[str, Tensor]
@@ -34,6 +34,8 @@ class Forwarded(NamedTuple):
     """int64 [S]: the rows' tokens as if all were plain, if the forward pass has put them into host memory."""
     head_slots: Tensor | None = None
     """int32 [Q]: the adapter's slot of each hidden state, if an adapter may have a head of its own."""
+    best: Tensor | None = None
+    """int32 [S]: the rows' likeliest tokens, if the forward pass has found them in place of logits."""
 
 
 def head_slots(step: StepInputs, num_sampled: int) -> Sequence[Tensor | None]:
@@ -54,10 +56,10 @@ def compute_result(decoder: Decoder, forwarded: Forwarded, plan: SamplingPlan, m
     """Computes the results of a step that the plan requests."""
     if plan.has_plain_rows_alone and forwarded.plain is not None:
         return forwarded.plain
-    logits_SV, hidden_QE, columns, plain_S, slots_Q = forwarded
+    logits_SV, hidden_QE, columns, plain_S, slots_Q, best_S = forwarded
     with torch.inference_mode():
         known_S = None if plain_S is None else torch.from_numpy(plain_S)
-        tokens_S = choose_tokens(logits_SV, plan, columns, known_S)
+        tokens_S = choose_tokens(logits_SV, plan, columns, known_S) if best_S is None else best_S
         result = [tokens_S]
         if plan.num_top >= 0:
             result += sampled_logprobs(logits_SV, tokens_S, plan, columns, max_logits)

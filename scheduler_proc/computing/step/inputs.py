@@ -4,7 +4,7 @@ Shape legend: T tokens, R rows, B decode rows, C prefill rows, P pages a row, S 
 tokens, N tokens that go to the head (S + Q), W words of a plan of attention, L tiles.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
@@ -114,6 +114,8 @@ class StepInputs:
     """The plans of decode attention: which program computes what; `None` for kernels without a plan."""
     prefill_tiles: Mapping[AttentionKind, Tensor] | None = None
     """int32 [L, 8]: the plans for prefill rows."""
+    long_kinds: Collection[AttentionKind] = ()
+    """The kinds whose plans for prefill rows are of long prompts."""
     head_rows: PrefillRows | None = None
     """The prefill rows with only their tokens among `head_tokens`, which are then in the order of all tokens and begin
     with those of the decode rows. `None` if that is not known."""

@@ -61,5 +61,8 @@ class TransformersDecoder:
     def logits(self, logits_NV: Tensor, out_NV: Tensor | None = None, slots_N: Tensor | None = None) -> Tensor:
         return logits_NV
 
+    def best_tokens(self, logits_NV: Tensor) -> None:
+        return None
+
     def token_logits(self, logits_NV: Tensor, ids_NL: Tensor) -> None:
         return None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.arguments.attention_options import AttentionOptions
-from kernels.arguments.few_rows import AddTo, Epilogue, Gate, GateKind, PlainMatrix, RowNorm, StoreHeads
+from kernels.arguments.few_rows import AddTo, Best, Epilogue, Gate, GateKind, PlainMatrix, RowNorm, StoreHeads
 from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
 from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.gpu.few_rows_linear import MAX_PARTS, find_part_blocks, make_counters
@@ -16,10 +16,13 @@ from kernels.gpu.fusions import FUSIONS, fuse
 from kernels.gpu.launch_table import find_launch
 from kernels.operations.few_rows_linear import few_rows_linear, few_rows_linear_reference
 from kernels.operations.paged_decode import paged_decode
+from kernels.operations.sample import NO_TOKEN, greedy_reference
 from kernels.plans.decode_work import DecodeLayout, DecodeWork, make_decode_scratch, plan_decode_work
 from tests.kernels.cases import assert_close
 
 FLOATS = [torch.float32, torch.bfloat16]
+MANY_TILES = 256
+"""Programs for all processors, so that inputs are not cut."""
 NUM_INPUTS = 300
 """Three blocks of inputs in bfloat16, of which each is a part here, and the last is not whole."""
 
@@ -71,6 +74,23 @@ def test_gated(kind: GateKind, size: int, dtype: torch.dtype, device: str, backe
     product = make_product(2 * size, size == 7, dtype, device)
     then = Gate(kind)
     compare(product, size == 7, size != 64, then, then, backend)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("num_outputs", "num_tokens"), [(300, 5), (64 * MANY_TILES, 2)])
+def test_the_likeliest_token(num_outputs: int, num_tokens: int, dtype: torch.dtype, device: str) -> None:
+    """It is that of the logits of the same product: of equal ones, in a tile or in two, the first. Logits that are not
+    finite give none. Parts of inputs and whole ones."""
+    x, weight, _, _ = make_product(num_outputs, False, dtype, device, num_tokens)
+    weight[[7, 9, 290]] = x[0] / 8
+    x[1, 0] = 0.0 if num_outputs == 300 else float("inf")
+    matrix = PlainMatrix(weight, None)
+    logits = few_rows_linear(x, matrix, None, AddTo(x.new_zeros(num_tokens, num_outputs)))
+    found = few_rows_linear(x, matrix, None, Best())
+    assert found.dtype == torch.int32
+    assert found.tolist() == greedy_reference(logits).tolist()
+    assert found[0] == 7
+    assert (found[1] == NO_TOKEN) == (num_outputs != 300)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from kernels.plans.decode_work import (
     make_decode_scratch,
     plan_decode_work,
 )
-from kernels.plans.prefill_tiles import TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
+from kernels.plans.prefill_tiles import LONG_TILE_TOKENS, TILE_WORDS, max_prefill_tiles, plan_prefill_tiles
 from tests.kernels.cases import DEVICES, PagedCase, Shape, assert_close, dense_attention
 from tests.kernels.gpu.cases.latent_decode import SHAPES as LATENT_SHAPES
 from tests.kernels.gpu.cases.model_shapes import MODEL_SHAPES, VOCAB_SIZES, ModelShape
@@ -131,19 +131,27 @@ def test_attention_over_codes_is_near_that_over_what_they_stand_for(model: str, 
     assert 0.01 < float((out.double() - exact).norm() / exact.norm()) < 0.05
 
 
-@CODES
+LONG_PROMPTS = pytest.param(
+    None, True, id="long", marks=pytest.mark.skipif(find_capability() != HOPPER, reason="needs a Hopper GPU")
+)
+
+
+@pytest.mark.parametrize(
+    ("codes", "is_long"), [pytest.param(None, False, id="bf16"), pytest.param(FP8, False, id="fp8"), LONG_PROMPTS]
+)
 @MODELS
-def test_prefill(model: str, codes: torch.dtype | None) -> None:
+def test_prefill(model: str, codes: torch.dtype | None, is_long: bool) -> None:
+    """`is_long`: by the kernel for long prompts."""
     shape = heads_of(model)
     case = make_case(shape, PREFILLS, codes)
     launch_shape = launch_shape_of(shape.num_heads // shape.num_kv_heads, shape.head_dim, BF16, codes or BF16)
-    tile_tokens = count_tile_tokens(*launch_shape)
+    tile_tokens = LONG_TILE_TOKENS if is_long else count_tile_tokens(*launch_shape)
     num_tiles = max_prefill_tiles(len(case.query), len(PREFILLS), tile_tokens)
     tiles = np.full((num_tiles, TILE_WORDS), np.iinfo(np.int32).max, np.int32)
     plan_prefill_tiles(case.query_lens.cpu().numpy(), case.context_lens.cpu().numpy(), tiles, tile_tokens)
     out = torch.full_like(case.query, float("nan"))
-    rows = PrefillRows(case.page_tables, case.query_lens, case.context_lens, torch.from_numpy(tiles).to(DEVICE))
-    paged_prefill(case.query, case.cache, rows, case.options, out)
+    columns = case.page_tables, case.query_lens, case.context_lens, torch.from_numpy(tiles).to(DEVICE)
+    paged_prefill(case.query, case.cache, PrefillRows(*columns, is_long=is_long), case.options, out)
     assert_close(out, case.expected, BF16)
 
 

@@ -3,13 +3,14 @@
 They are columns of the step, whose size depends only on the step's shape.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from kernels.dispatch import count_programs
+from kernels.gpu.fusions import takes_long_prompts
 from kernels.gpu.latent_launch import latent_tiles_of
 from kernels.gpu.launch_table import count_tile_tokens, find_launch, has_fixed_launches
 from kernels.plans.decode_work import (
@@ -21,12 +22,14 @@ from kernels.plans.decode_work import (
     make_decode_scratch,
     plan_decode_work,
 )
-from kernels.plans.latent_tiles import LatentLayout, plan_latent_work
-from kernels.plans.prefill_tiles import PrefillTiles
+from kernels.plans.latent_tiles import LatentLayout, LatentTiles, plan_latent_work
+from kernels.plans.prefill_tiles import LONG_TILES, PrefillTiles, are_long
 from kernels.plans.split_work import SplitLayout, make_split_scratch, plan_split_work
 from messages.ring.steps import Batch
 from scheduler_proc.computing.step.inputs import AttentionKind, StepInputs
 from scheduler_proc.computing.step.packing import Arrays, StepShape
+
+Tiles = PrefillTiles | LatentTiles
 
 
 class ShapePlans:
@@ -99,17 +102,16 @@ class AttentionPlans:
             for shape in dict.fromkeys(shapes.values())
         }
         self._kinds = {kind: plans[shape] for kind, shape in shapes.items()}
-        self._tiles = list(dict.fromkeys(plan.tiles for plan in self._kinds.values()))
+        self._tiles: Mapping[AttentionKind, Tiles] = {kind: plan.tiles for kind, plan in self._kinds.items()}
+        self._long_kinds = [kind for kind, shape in shapes.items() if kind[-1] is None and takes_long_prompts(shape)]
 
     def planned(self, shape: StepShape, max_rows: int) -> StepShape:
         """Returns the shape with room for the plans; their decode part serves up to `max_rows` rows, if it has any."""
         layouts: tuple[PlanLayout, ...] = ()
-        num_tiles: tuple[int, ...] = ()
         if shape.num_decode_rows:
             layouts = tuple(plans.layout(max_rows) for plans in self._kinds.values())
-        if shape.num_prefill_tokens:
-            sizes = shape.num_prefill_tokens, shape.num_prefill_rows
-            num_tiles = tuple(tiles.max_lines(*sizes) for tiles in self._tiles)
+        sizes = shape.num_prefill_tokens, shape.num_prefill_rows
+        num_tiles = tuple(tiles.max_lines(*sizes) for tiles in self._list_tiles(shape))
         return replace(shape, decode_layouts=layouts, num_tiles=num_tiles)
 
     def pack(self, batch: Batch, shape: StepShape, arrays: Arrays) -> None:
@@ -120,8 +122,8 @@ class AttentionPlans:
             plans.plan_decode(layout, num_keys, tables, self._page_size, arrays[f"decode_plan_{index}"], kind[-1])
         rows = slice(0, num_rows - num_decode)
         lens = arrays["prefill_query_lens"][rows], arrays["prefill_context_lens"][rows]
-        for index in range(len(shape.num_tiles)):
-            self._tiles[index].plan(*lens, arrays[f"prefill_tiles_{index}"])
+        for index, tiles in enumerate(self._list_tiles(shape)):
+            tiles.plan(*lens, arrays[f"prefill_tiles_{index}"])
 
     def add(self, inputs: StepInputs, shape: StepShape, tensors: Mapping[str, Tensor]) -> StepInputs:
         """Returns the inputs with the plans, whose columns are in `tensors`."""
@@ -133,8 +135,19 @@ class AttentionPlans:
                     zip(shape.decode_layouts, self._kinds.items(), strict=True)
                 )
             }
-        if shape.num_tiles:
-            tiles = {
-                kind: tensors[f"prefill_tiles_{self._tiles.index(plans.tiles)}"] for kind, plans in self._kinds.items()
-            }
-        return replace(inputs, decode_works=works, prefill_tiles=tiles)
+        lists = self._list_tiles(shape)
+        if lists:
+            columns = [tensors[f"prefill_tiles_{index}"] for index in range(len(lists))]
+            tiles = {kind: columns[lists.index(its)] for kind, its in self._find_tiles(shape).items()}
+        long_kinds = self._long_kinds if self._is_long(shape) else ()
+        return replace(inputs, decode_works=works, prefill_tiles=tiles, long_kinds=long_kinds)
+
+    def _list_tiles(self, shape: StepShape) -> Sequence[Tiles]:
+        """Returns how the tokens of prompts become tiles, once for all kinds with the same tiles."""
+        return list(dict.fromkeys(self._find_tiles(shape).values())) if shape.num_prefill_tokens else []
+
+    def _find_tiles(self, shape: StepShape) -> Mapping[AttentionKind, Tiles]:
+        return {**self._tiles, **dict.fromkeys(self._long_kinds, LONG_TILES)} if self._is_long(shape) else self._tiles
+
+    def _is_long(self, shape: StepShape) -> bool:
+        return are_long(shape.num_prefill_tokens, shape.num_prefill_rows, shape.num_pages * self._page_size)

@@ -93,8 +93,12 @@ class GpuForwardPasses:
             sampling_columns = sampling.tensors(data[inputs.num_bytes :])
             if self.last_tokens is not None:
                 fill_histories(sampling_columns, self.last_tokens)
-            logits_SV = self._decoder.logits(hidden_NE[:num_sampled], None, slots_S)
-            return Forwarded(logits_SV, hidden_NE[num_sampled:], sampling_columns, head_slots=slots_Q)
+            # Without columns each row only needs its likeliest token.
+            best_S = None if columns else self._decoder.best_tokens(hidden_NE[:num_sampled])
+            logits_SV = hidden_NE[:0]
+            if best_S is None:
+                logits_SV = self._decoder.logits(hidden_NE[:num_sampled], None, slots_S)
+            return Forwarded(logits_SV, hidden_NE[num_sampled:], sampling_columns, head_slots=slots_Q, best=best_S)
 
         return forward
 

@@ -104,25 +104,20 @@ def attend(
     """
     num_tokens, num_decode = len(query_THD), step.num_decode_rows
     tiles = None if step.prefill_tiles is None else step.prefill_tiles[kind]
-    rows = PrefillRows(step.prefill_page_tables, step.prefill_query_lens, step.prefill_context_lens, tiles)
+    lens, is_long = (step.prefill_query_lens, step.prefill_context_lens), kind in step.long_kinds
+    rows = PrefillRows(step.prefill_page_tables, *lens, tiles, is_long=is_long)
     requested, last_T = step.head_tokens if is_narrow else None, step.view(LAST_KEYS) if options.sees_spans else None
     if is_narrow and step.head_rows is not None:
         query_THD, rows, requested = query_THD[step.head_tokens], step.head_rows, None
         last_T = None if last_T is None else last_T[step.head_tokens]
         num_tokens = len(query_THD)
         out_THD = out_THD[:num_tokens]
+    has_prompts = num_decode < num_tokens
     if num_decode:
-        has_others = num_decode < num_tokens
-        paged_decode(
-            query_THD[:num_decode] if has_others else query_THD,
-            cache,
-            step.decode_page_tables,
-            step.decode_num_keys,
-            options,
-            out_THD[:num_decode] if has_others else out_THD,
-            None if step.decode_works is None else step.decode_works[kind],
-        )
-    if num_decode < num_tokens:
+        query, out = (x[:num_decode] if has_prompts else x for x in (query_THD, out_THD))
+        work = None if step.decode_works is None else step.decode_works[kind]
+        paged_decode(query, cache, step.decode_page_tables, step.decode_num_keys, options, out, work)
+    if has_prompts:
         if last_T is not None:
             rows = replace(rows, last_keys=last_T[num_decode:])
         paged_prefill(query_THD[num_decode:], cache, rows, options, out_THD[num_decode:])

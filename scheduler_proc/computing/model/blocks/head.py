@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.formats.weight_format import Weight
+from kernels.operations.few_rows_linear import find_best_tokens
 from kernels.operations.rescale import rescale
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.description import ModelDescription
@@ -37,11 +38,14 @@ class Head:
 
     def __call__(self, hidden_NE: Tensor, out_NV: Tensor | None = None) -> Tensor:
         """Returns the logits [N, V], possibly in `out_NV`. With several ranks, each gets all of them."""
-        if self._parallel.size == 1:
-            logits_NV = self._linear(hidden_NE, out_NV)
-        else:
-            logits_NV = self._parallel.gather_columns(self._linear(hidden_NE), self._vocab_size)
-        return self._rescale(logits_NV)
+        is_whole = self._parallel.size == 1
+        part_NV = self._linear(hidden_NE, out_NV if is_whole else None)
+        return self._rescale(part_NV if is_whole else self._parallel.gather_columns(part_NV, self._vocab_size))
+
+    def best_tokens(self, hidden_NE: Tensor) -> Tensor | None:
+        """Returns the likeliest token of each row, as `greedy` of its logits; `None` if only logits show it."""
+        is_product = self._parallel.size == 1 and self._scale == 1 and not self._softcap
+        return find_best_tokens(hidden_NE, self._weight.matrix) if is_product else None
 
     def token_logits(self, hidden_NE: Tensor, ids_NL: Tensor) -> Tensor:
         """Returns the logits of these tokens, float32 [N, L]: not rounded to the dtype of `hidden_NE`."""

@@ -34,8 +34,9 @@ def part_cases(dtype: str, is_drawn: bool, has_logits: bool) -> tuple[CompileCas
 def row_cases() -> tuple[CompileCase, ...]:
     """Returns the specializations of the second half."""
     cases: list[CompileCase] = []
-    for vocab_size in VOCAB_SIZES:
-        num_parts = triton.cdiv(vocab_size, launch_on(HOPPER, "greedy", vocab_size)["BLOCK"])
+    by_head = triton.cdiv(max(VOCAB_SIZES), launch_on(HOPPER, "few_rows_linear", 0, 2)["BLOCK_O"])
+    parts = [triton.cdiv(size, launch_on(HOPPER, "greedy", size)["BLOCK"]) for size in VOCAB_SIZES]
+    for vocab_size, num_parts in (*zip(VOCAB_SIZES, parts, strict=True), (max(VOCAB_SIZES), by_head)):
         case = CompileCase(
             label=f"{num_parts} parts of {vocab_size} tokens",
             kernel=best_of_row_kernel,

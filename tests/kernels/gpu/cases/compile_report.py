@@ -74,6 +74,8 @@ class Compiled:
     loop_stalls: int | None
     num_fused: int = 0
     """Products fused with sums."""
+    num_warps: int = DEFAULT_NUM_WARPS
+    """More than the launch has if the compiler specializes warps."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +128,7 @@ def make_report(names: Sequence[str], jobs: int, skip: Sequence[str] = (), *, co
     for place in places:
         case = _case_at(place)
         compiled = compile_case(case, counts)
-        num_warps = case.launch.get("num_warps", DEFAULT_NUM_WARPS)
-        num_programs = count_side_by_side(compiled.registers, compiled.shared_bytes, num_warps)
+        num_programs = count_side_by_side(compiled.registers, compiled.shared_bytes, compiled.num_warps)
         lines.append(Line(place[0], case.label, compiled, num_programs, check(case, compiled)))
     return lines
 
@@ -176,7 +177,8 @@ def compile_case(case: CompileCase, counts: bool) -> Compiled:
     registers, stack_bytes = map(int, re.findall(r"\b(?:REG|STACK):(\d+)", listing))
     numbers = count_instructions(listing) if counts else (None, None, None)
     num_fused = len(re.findall(r"\bfma\.", made.asm["ptx"]))
-    compiled = Compiled(registers, stack_bytes, made.metadata.shared, num_wgmma, num_mma, *numbers, num_fused)
+    needs = registers, stack_bytes, made.metadata.shared
+    compiled = Compiled(*needs, num_wgmma, num_mma, *numbers, num_fused, made.metadata.num_warps)
     partial = path.with_suffix(f".{os.getpid()}")
     partial.write_text(dumps(asdict(compiled)), encoding="utf-8")
     partial.replace(path)

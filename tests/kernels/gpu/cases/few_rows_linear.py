@@ -6,7 +6,7 @@ from kernels.gpu.few_rows_linear import multiply_few
 from kernels.gpu.launch_table import HOPPER, launch_on
 from tests.kernels.gpu.cases.compile_case import CompileCase, in_float32, with_codes
 
-_FLOATS = ("x", "norm_weight", "weight", "out", "keys", "values", "key_scales", "value_scales")
+_FLOATS = ("x", "norm_weight", "weight", "out", "tokens", "keys", "values", "key_scales", "value_scales")
 _SIGNATURE: dict[str, str] = dict.fromkeys((*_FLOATS, "bias", "query_weight", "key_weight"), "*bf16:16")
 _SIGNATURE |= {"sums": "*fp32:16", "counters": "*i32:16", "cosines": "*fp32:16", "sines": "*fp32:16"}
 _SIGNATURE |= {"positions": "*i32:16", "slots": "*i64:16", "head_eps": "fp32", "norm_eps": "fp32", "num_tokens": "i32"}
@@ -31,6 +31,10 @@ _CASES = (
     make_case("added", "add", (2048, 1024), (16, 1)),
     make_case("gated", "silu", (1024, 6144), (3, 3)),
     make_case("one part", "add", (3072, 65536), (1, 24)),
+    replace(
+        make_case("best token", "best", (1024, 151936), (1, 8), HAS_NORM=False),
+        signature=_SIGNATURE | {"out": "*fp32:16", "tokens": "*i32:16"},
+    ),
 )
 COMPILE_CASES = (
     *_CASES,

@@ -1,5 +1,7 @@
 """The specializations of `paged_prefill` that are compiled in tests."""
 
+from dataclasses import replace
+
 import torch
 
 from kernels.gpu.launch_table import HOPPER, Launch, launch_on
@@ -12,6 +14,7 @@ from tests.kernels.gpu.cases.compile_case import (
     with_codes,
     with_options,
 )
+from tests.kernels.gpu.cases.long_prefill import COMPILE_CASES as LONG_CASES
 from tests.kernels.gpu.cases.model_shapes import HEADS_OF_256, HEADS_OF_512, MODEL_SHAPES, WIDE_SHAPES, ModelShape
 
 
@@ -53,6 +56,7 @@ _CASES = {
 }
 COMPILE_CASES = (
     *_CASES.values(),
+    *(replace(case, label=f"long prompts, {case.label}") for case in LONG_CASES),
     with_options(_CASES["Qwen3-0.6B"], 255, WINDOW=128, HAS_CAP=True, HAS_SINKS=True),
     with_options(_CASES["heads of 256"], 255, WINDOW=1024, HAS_LAST_KEYS=True),
     *(

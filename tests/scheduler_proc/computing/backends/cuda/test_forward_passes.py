@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from kernels.gpu import triton_kernels
+from kernels.plans import prefill_tiles
 from messages.columns import pack_int32, unpack_int32
 from messages.errors import BootError
 from messages.ring.requests import SamplingParams
@@ -20,7 +22,7 @@ from scheduler_proc.computing.backends.cuda.captured_steps import CapturedStep, 
 from scheduler_proc.computing.backends.cuda.forward_passes import MORE_GRAPH_BYTES, GpuForwardPasses
 from scheduler_proc.computing.kv_cache.kv_tensors import KVTensors, allocate_cache
 from scheduler_proc.computing.load_runner import load_runner
-from scheduler_proc.computing.loading import cache_plan
+from scheduler_proc.computing.loading import cache_plan, formats
 from scheduler_proc.computing.runner import Runner
 from tests.checkpoints import build_checkpoint, make_config
 from tests.kernels.gpu.triton_in_use import DEVICE, triton_in_use
@@ -479,3 +481,55 @@ def test_tritons_kernels_take_the_plans(
         assert generate(gpu, prompts, 4, schedule, VARIED) == expected
     assert device.num_replays == 6
     assert operations <= set(taken)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="with a GPU, test_forward_passes_on_gpu.py runs the kernel")
+def test_the_head_finds_the_tokens_of_greedy_rows_without_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not if a row of the step is drawn or needs logprobs."""
+    monkeypatch.setattr(loading, "plan_warm_ups", lambda *arguments: [])
+    monkeypatch.setattr(formats, "has_packed_kernel", lambda weight: False)
+    build_checkpoint(tmp_path, "qwen3-gqa-tied", num_hidden_layers=1)
+    flags = {"max_num_seqs": 3, "max_num_batched_tokens": 16, "max_model_len": 32, "num_pages": 16}
+    cpu = load_runner(make_config(tmp_path, **flags), ignore_report)
+    logprobs = SamplingParams(12, temperature=0.0, num_logprobs=1)
+    expected = [generate(cpu, PROMPTS[:2], 4, params=[VARIED[0], other]) for other in (*VARIED[:2], logprobs)]
+    with triton_in_use(fusions=("argmax",)) as taken:
+        gpu = load_late(tmp_path, LateDevice(may_wait=False), enforce_eager=True, **flags)
+        for other, tokens, num_found in zip((*VARIED[:2], logprobs), expected, (4, 0, 0), strict=True):
+            taken.clear()
+            assert generate(gpu, PROMPTS[:2], 4, params=[VARIED[0], other]) == tokens
+            assert taken["few_rows_linear"] == num_found
+            assert taken["greedy"] + taken["draw"] == 4 - num_found
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU prompts are as long as `LONG_STEP_TOKENS` says, in 16 bits")
+def test_long_prompts_have_their_kernel_in_layers_without_a_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With other rows in the step, captured and not, and behind what an earlier step has computed."""
+    paged_prefill = import_module("kernels.gpu.paged_prefill")
+    monkeypatch.setattr(loading, "plan_warm_ups", lambda *arguments: [])
+    monkeypatch.setattr(attention_plans, "takes_long_prompts", lambda shape: shape.head_dim == 64)
+    for name in ("LONG_STEP_TOKENS", "LONG_ROW_TOKENS"):
+        monkeypatch.setattr(prefill_tiles, name, 16)
+    calls: list[int] = []
+
+    def attend(query: torch.Tensor, *arguments: Any) -> None:
+        calls.append(len(query))
+        long_prefill.attend_long_prompts(query, *arguments)
+
+    long_prefill = import_module("kernels.gpu.long_prefill")
+    monkeypatch.setattr(paged_prefill, "attend_long_prompts", attend)
+    shape = {"num_hidden_layers": 2, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+    build_checkpoint(tmp_path, "qwen3-gqa-tied", head_dim=64, **shape)
+    flags = {"max_num_seqs": 2, "max_num_batched_tokens": 48, "max_model_len": 64, "num_pages": 16}
+    prompts = [[5, 6, 7], list(range(50))]
+    expected = generate(load_runner(make_config(tmp_path, **flags), ignore_report), prompts, 3, Schedule(30), VARIED)
+    for is_eager in (False, True):
+        calls.clear()
+        with triton_in_use():
+            gpu = load_late(tmp_path, LateDevice(may_wait=False), enforce_eager=is_eager, **flags)
+            assert generate(gpu, prompts, 3, Schedule(30), VARIED) == expected
+        assert calls[-2:] == ([33, 20] if is_eager else [48, 32]), calls
