@@ -67,6 +67,7 @@ def list_parts() -> list[Part]:
         *(make(MAIN, "_deterministic", ("--deterministic",)) for make in (step, prefill)),
         *(offline(MAIN, suffix, flags) for suffix, flags in OFFLINE_VARIANTS.items()),
         step(MAIN, "_fp8_cache", OFFLINE_VARIANTS["_fp8_cache"]),
+        step(MAIN, "_fp8_cache_codes", (*OFFLINE_VARIANTS["_fp8_cache"], "--fuse", "fp8_attention")),
         tuning("decode", "Qwen3-0.6B"),
         tuning("decode_fp8", "Qwen3-0.6B"),
         tuning("prefill", "Qwen3-0.6B"),

@@ -1,10 +1,11 @@
-"""What decode steps of few rows may use in addition: off until a GPU has shown that it is right and faster."""
+"""What steps may use in addition: off until a GPU has shown that it is right and faster."""
 
 from kernels.gpu.launch_table import has_fixed_launches
 
-FUSIONS = ("few_rows", "prefetch", "dependent")
-"""One kernel for a product and what is around it; attention's idle programs prefetch the next weight; kernels are
-launched before the previous one has ended."""
+FUSIONS = ("few_rows", "prefetch", "dependent", "fp8_attention", "fp8_products")
+"""One kernel for a product of few rows and what is around it; attention's idle programs prefetch the next weight;
+kernels are launched before the previous one has ended; products of decode attention take the codes of an fp8 cache, and
+those of linear layers the codes of fp8 weights."""
 
 _fused = frozenset[str]()
 

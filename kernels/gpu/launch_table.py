@@ -153,6 +153,12 @@ def _decode(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
     return {**blocks, "maxnreg": 128} if itemsize == 1 and blocks["num_warps"] == 4 else blocks
 
 
+def _decode_fp8(head_dim: int) -> Launch:
+    """Products of a warp group have 64 keys at least; 128 leave two programs per processor."""
+    block_dim = power_of_2(head_dim)
+    return {"BLOCK_N": 128 if block_dim <= 128 else 64, "BLOCK_D": block_dim, "num_warps": 4, "num_stages": 3}
+
+
 def _decode_work(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
     """How the work list of decode attention is cut and merged: `programs` per processor (0: as many as run side by
     side), and whether the kernel `merges` parts itself."""
@@ -339,6 +345,7 @@ RULES: dict[str, Callable[..., Launch]] = {
     "lora_shrink": _lora_shrink,
     "pair_entries": _blocks(256),
     "paged_decode": _decode,
+    "paged_decode_fp8": _decode_fp8,
     "paged_decode_merge": _decode_merge,
     "paged_prefill": _prefill,
     "place_rows": _blocks(1024),
