@@ -240,6 +240,14 @@ def _planes_linear(itemsize: int) -> Launch:
     return {"BLOCK_O": 64, "BLOCK_T": block_tokens, "num_warps": 4, "num_stages": num_stages}
 
 
+def _scaled_linear(has_many_tokens: bool, block_inputs: int) -> Launch:
+    """Few tokens: as `_planes_linear`, and what is on its way to a processor is 36 KB of three programs each. Many:
+    weights and tokens are loaded as often as each other."""
+    if has_many_tokens:
+        return {"BLOCK_O": 128, "BLOCK_T": 128, "BLOCK_I": block_inputs, "num_warps": 8, "num_stages": 3}
+    return {"BLOCK_O": 64, "BLOCK_T": 32, "BLOCK_I": block_inputs, "num_warps": 4, "num_stages": 4}
+
+
 def _few_rows_linear(head_dim: int, itemsize: int) -> Launch:
     """The tile of few rows of `_expert_plain_linear`, or a head: three programs have 64 KB each on their way. Products
     of a warp group take 8 tokens at least."""
@@ -352,9 +360,11 @@ RULES: dict[str, Callable[..., Launch]] = {
     "plain_linear": _plain_linear,
     "planes_linear": _planes_linear,
     "planes_linear_sum": _blocks(256),
+    "quantize_rows": _row,
     "rms_norm": _row,
     "rotate_store": _heads,
     "sample": _sampled_part,
+    "scaled_linear": _scaled_linear,
     "short_conv": _short_conv,
     "sigmoid_gate": _blocks(1024),
     "silu_mul": _blocks(1024),
