@@ -16,6 +16,7 @@ from benchmarks.bench_step import LIMIT_ROUNDS, Row, show, time_step
 from benchmarks.kernels.measure import gpu_facts, product_rate
 from benchmarks.model_shapes import PAGE_SIZE, SHAPES, load_shape, make_shape, max_positions, plan_prefill, prefill_flop
 from benchmarks.result_file import write_result
+from kernels.gpu.fusions import FUSIONS, fuse
 from messages.errors import SluiceError
 
 
@@ -28,6 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--shape", choices=SHAPES, default="qwen3-0.6b", help="default: %(default)s")
     add("--tokens", type=int, nargs="+", default=[128, 512, 2048, 8192], help="default: 128 512 2048 8192")
     add("--steps", type=int, default=20, help="timed steps of each length (default: %(default)s)")
+    add("--fuse", nargs="+", choices=FUSIONS, default=[], help="see kernels/gpu/fusions.py")
     add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     add("--quick", action="store_true", help="one layer and one step of 16 tokens, as a smoke test")
     add("--json", type=Path, metavar="FILE", help="write the result to FILE")
@@ -44,6 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def measure(options: argparse.Namespace, flags: list[str]) -> None:
     """Prints and writes a row for each length, after each. Raises `SluiceError`."""
+    fuse(*options.fuse)
     shape = make_shape(options.shape, 1 if options.quick else None)
     lengths = [length for length in options.tokens if length < max_positions(shape)]
     longest = max(lengths)
@@ -53,7 +56,13 @@ def measure(options: argparse.Namespace, flags: list[str]) -> None:
     device = torch.device(options.device)
     rate = product_rate(LIMIT_ROUNDS, device)
     facts = gpu_facts(device) if device.type == "cuda" else {}
-    facts |= {"shape": options.shape, "flags": flags, "degraded": runner.degraded, "bfloat16 product GFLOP/s": rate}
+    facts |= {
+        "shape": options.shape,
+        "flags": flags,
+        "fuse": options.fuse,
+        "degraded": runner.degraded,
+        "bfloat16 product GFLOP/s": rate,
+    }
     rows: list[Row] = []
     for length in lengths:
         times = time_step(runner, plan_prefill(length), options)

@@ -26,14 +26,19 @@ OFFLINE_VARIANTS: dict[str, tuple[str, ...]] = {
     "_fp8_cache": ("--kv-cache-dtype", "fp8"),
 }
 FEW_ROWS = ("--rows", "1", "8", "16")
+"""Batch sizes at which launches and weights bound a decode step."""
 FUSED = {
     "_fused": ("few_rows",),
     "_fused_prefetch": ("few_rows", "prefetch"),
     "_fused_dependent": ("few_rows", "prefetch", "dependent"),
 }
 """What steps of few rows may use in addition (`kernels/gpu/fusions.py`), by the suffix of their parts."""
-"""Batch sizes at which launches and weights bound a decode step."""
-QUICK = ("--kv-cache-dtype", "auto")
+FP8_WEIGHTS = {
+    "_fp8": ("--quantization", "fp8"),
+    "_fp8_codes": ("--quantization", "fp8", "--fuse", "fp8_products"),
+}
+"""fp8 weights, multiplied as numbers of 16 bits and as codes, by the suffix of their parts."""
+QUICK = ("--kv-cache-dtype", "auto", "--quantization", "none")
 """Flags of a trial without a GPU. They follow the part's own flags and override them."""
 QUICK_OFFLINE = (*QUICK, "--num-sequences", "2", "--max-tokens", "16", "--shared-prefix", "8")
 
@@ -50,6 +55,7 @@ KERNELS = (
         "layer_norm",
         "mamba_scan",
         "rms_norm",
+        "scaled_linear",
     ),
     *("rotate_store", "silu_mul", "top_logprobs"),
 )
@@ -70,10 +76,13 @@ def list_parts() -> list[Part]:
         step(MAIN, "_fp8_cache_codes", (*OFFLINE_VARIANTS["_fp8_cache"], "--fuse", "fp8_attention")),
         tuning("decode", "Qwen3-0.6B"),
         tuning("decode_fp8", "Qwen3-0.6B"),
+        tuning("decode_codes", "Qwen3-0.6B"),
         tuning("prefill", "Qwen3-0.6B"),
         tuning("few_rows", "Qwen3-0.6B"),
         *list_kernel_parts(),
         step("llama-3-8b"),
+        prefill("llama-3-8b"),
+        *(make("llama-3-8b", suffix, flags) for make in (step, prefill) for suffix, flags in FP8_WEIGHTS.items()),
         *(step("llama-3-8b", suffix, ("--rows", "1", "8", "--fuse", *names)) for suffix, names in FUSED.items()),
         offline("llama-3-8b"),
         tuning("decode", "Llama-3-8B"),

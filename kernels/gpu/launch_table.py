@@ -153,7 +153,7 @@ def _decode(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
     return {**blocks, "maxnreg": 128} if itemsize == 1 and blocks["num_warps"] == 4 else blocks
 
 
-def _decode_fp8(head_dim: int) -> Launch:
+def _decode_fp8(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
     """Products of a warp group have 64 keys at least; 128 leave two programs per processor."""
     block_dim = power_of_2(head_dim)
     return {"BLOCK_N": 128 if block_dim <= 128 else 64, "BLOCK_D": block_dim, "num_warps": 4, "num_stages": 3}

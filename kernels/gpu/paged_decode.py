@@ -122,13 +122,12 @@ def constants_of(layout: DecodeLayout, options: AttentionOptions = PLAIN) -> dic
 
 
 def _find_form(queries_a_head: int, head_dim: int, dtype: torch.dtype, cached: torch.dtype) -> dict[str, int]:
-    """Returns the launch, and whether products take the codes of the cache: the elements of queries in 16 bits, and the
-    dimensions that such a product can have."""
-    has_codes = cached == torch.float8_e4m3fn and dtype != torch.float32
-    if has_codes and head_dim >= 32 and head_dim % 4 == 0 and is_fused("fp8_attention"):
-        return {**find_launch("paged_decode_fp8", head_dim), "IN_FP8": True}
+    """Returns the launch, and whether products take the codes of the cache, for which queries have 16 bits and heads
+    the size of an fp8 product at least."""
+    has_codes = cached == torch.float8_e4m3fn and dtype != torch.float32 and head_dim >= 32 and head_dim % 4 == 0
+    in_fp8 = has_codes and is_fused("fp8_attention")
     shape = launch_shape_of(queries_a_head, head_dim, dtype, cached)
-    return {**find_launch("paged_decode", *shape), "IN_FP8": False}
+    return {**find_launch("paged_decode_fp8" if in_fp8 else "paged_decode", *shape), "IN_FP8": in_fp8}
 
 
 def prefetched(options: AttentionOptions) -> Tensor | None:

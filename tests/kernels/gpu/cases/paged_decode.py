@@ -70,7 +70,7 @@ COMPILE_CASES = (
         with_codes(
             _CASES[f"{model}, merges"],
             {"HAS_SCALES": True, "IN_FP8": True},
-            launch=launch_on(HOPPER, "paged_decode_fp8", shape.head_dim),
+            launch=launch_on(HOPPER, "paged_decode_fp8", shape.queries_a_head, shape.head_dim, 1),
             max_registers=255,
             has_wgmma=True,
             max_loop_stalls=0,

@@ -182,7 +182,7 @@ class LateBackend(CudaBackend):
         self._make_device = make_device
 
     def find_placement(self, model: ModelConfig, cache: CacheConfig, hf_config: HfConfig, number: int = 1) -> Placement:
-        """That of a CPU; fp8 weights are the device's, other formats the host's with experts there."""
+        """Returns a CPU's. fp8 weights are on the device; with experts on the host, other formats are theirs."""
         asked, is_hosts = model.quantization, model.cpu_experts != "none"
         flags = replace(model, cpu_experts="none", quantization="none" if is_hosts or asked == "fp8" else asked)
         placement = CpuBackend().find_placement(flags, cache, hf_config, number)
