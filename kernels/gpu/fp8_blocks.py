@@ -1,7 +1,6 @@
 """A block of keys in decode attention whose products take fp8 codes: an item's keys are added to the softmax.
 
-Shape legend: M queries of a program, N keys of a block, D head dimension (padded to a power of two), W words of 4
-codes.
+Shape legend: M queries of a program, N keys of a block, D head dimension (padded to a power of two).
 
 Keys and values are the rows of both products, so that a warp group's products (wgmma) read K as it lies in shared
 memory: no thread loads or converts a code of it. They take fp8 only with neighbours in the dimension that is summed,
@@ -12,7 +11,7 @@ by itself.
 import triton
 import triton.language as tl
 
-from kernels.gpu.key_blocks import MIN_SCALE, cap_scores, load_scales, widen_query
+from kernels.gpu.key_blocks import MIN_SCALE, cap_scores, load_block, widen_query
 
 _UNITS = tl.constexpr(128.0)
 """The elements of a query that `widen_query` returns are less than 2: times this, codes hold them."""
@@ -52,9 +51,13 @@ def attend_codes(
     for REACHES_END in tl.static_range(2):
         for start in range(end_whole if REACHES_END else first_key, end_key if REACHES_END else end_whole, BLOCK_N):
             key_N = start + tl.arange(0, BLOCK_N)
-            key_ND, word_NW, key_scale_N, value_scale_N = _load_codes(
-                *cache, key_N, end_key, kv_head, NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_D, REACHES_END
+            key_DN, value_ND, key_scale_N, value_scale_N = load_block(
+                *cache,
+                None,
+                *(key_N, end_key, kv_head),
+                *(NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_D, True, tl.float16, REACHES_END, True),
             )
+            key_ND = tl.trans(key_DN)
             score_NM = tl.dot(key_ND, low_DM, tl.dot(key_ND, high_DM)) * scale_1M * key_scale_N[:, None]
             if HAS_CAP:
                 score_NM = cap_scores(score_NM, cap_log2)
@@ -67,52 +70,6 @@ def attend_codes(
             shrink_1M = tl.exp2(max_M - new_max_M)[None, :]
             weight_NM = tl.exp2(score_NM - new_max_M[None, :])
             sum_NM = sum_NM * shrink_1M + weight_NM * tl.exp2(-log_N)[:, None]
-            value_DN = tl.trans(_codes_of(word_NW, CODE).to(tl.float16))
-            acc_DM = tl.dot(value_DN, weight_NM.to(tl.float16), acc_DM * shrink_1M)
+            acc_DM = tl.dot(tl.trans(value_ND), weight_NM.to(tl.float16), acc_DM * shrink_1M)
             max_M = new_max_M
     return max_M, tl.sum(sum_NM, 0), tl.trans(acc_DM)
-
-
-@triton.jit
-def _load_codes(
-    keys,
-    values,
-    key_scales,
-    value_scales,
-    page_table,
-    key_N,
-    end_key,
-    kv_head,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    REACHES_END: tl.constexpr,
-):
-    """Returns the codes of K [N, D], words of those of V [N, W] and the scales of both, as `key_blocks.load_block`."""
-    dim_D, word_W = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_D // 4)
-    is_key_N, key_N = key_N < end_key, key_N.to(tl.uint32)
-    key_mask, value_mask = (dim_D < HEAD_DIM)[:, None], (4 * word_W < HEAD_DIM)[None, :]
-    if REACHES_END:
-        page_N = tl.load(page_table + key_N // PAGE_SIZE, mask=is_key_N, other=0)
-        key_mask, value_mask = is_key_N[None, :] & key_mask, is_key_N[:, None] & value_mask
-    else:
-        page_N = tl.load(page_table + key_N // PAGE_SIZE)
-    slot_N = page_N.to(tl.int64) * PAGE_SIZE + key_N % PAGE_SIZE
-    token_N = slot_N * (NUM_KV_HEADS * HEAD_DIM)
-    words = values.to(tl.pointer_type(tl.int32)) + (token_N // 4)[:, None] + word_W[None, :]
-    key_DN = tl.load(keys + token_N[None, :] + dim_D[:, None], mask=key_mask, other=0.0)
-    word_NW = tl.load(words, mask=value_mask, other=0)
-    key_scale_N = load_scales(key_scales, slot_N * NUM_KV_HEADS + kv_head)
-    value_scale_N = load_scales(value_scales, slot_N * NUM_KV_HEADS + kv_head)
-    if REACHES_END:
-        value_scale_N = tl.where(is_key_N, value_scale_N, 1.0)
-    return tl.trans(key_DN), word_NW, key_scale_N, value_scale_N
-
-
-@triton.jit
-def _codes_of(word_NW, CODE: tl.constexpr):
-    """Returns the four codes of each word, the lowest first, [N, 4 W]."""
-    even = tl.join(word_NW.to(tl.int8), (word_NW >> 16).to(tl.int8))
-    odd = tl.join((word_NW >> 8).to(tl.int8), (word_NW >> 24).to(tl.int8))
-    return tl.reshape(tl.join(even, odd), [word_NW.shape[0], 4 * word_NW.shape[1]]).to(CODE, bitcast=True)

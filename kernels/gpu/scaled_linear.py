@@ -27,11 +27,12 @@ def scaled_linear(codes_TP: Tensor, scale_T: Tensor, planes: CodePlanes, bias_O:
     if not num_tokens:
         return
     block_inputs = planes.form.group * planes.form.groups_a_scale
-    launch = find_launch("scaled_linear", num_tokens > MANY_TOKENS, block_inputs)
+    has_many = num_tokens > MANY_TOKENS
+    launch = find_launch("scaled_linear", has_many, block_inputs)
     num_blocks, num_tiles = triton.cdiv(num_outputs, launch["BLOCK_O"]), triton.cdiv(num_tokens, launch["BLOCK_T"])
     part_blocks = find_part_blocks(num_padded // block_inputs, num_blocks)
     num_parts = triton.cdiv(num_padded // block_inputs, part_blocks)
-    if not is_cut(num_parts, num_blocks * num_tiles):
+    if has_many and not is_cut(num_parts, num_blocks * num_tiles):
         num_parts, part_blocks = 1, num_padded // block_inputs
     is_split = num_parts > 1
     sums = torch.empty(num_parts * num_tokens, num_outputs, device=out_TO.device) if is_split else out_TO
