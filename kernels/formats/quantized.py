@@ -54,7 +54,7 @@ class Fp8Format:
     _form = "F8_128"
 
     def num_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-        return num_plane_bytes(self._form, *shape)
+        return num_plane_bytes(self._form, shape[0], shape[1])
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Weight:
         return WholeWeight(PLAIN.allocate(shape, dtype, device).stored, self)
