@@ -252,7 +252,7 @@ def make_scaled(case: ScaledCase, device: torch.device) -> Work:
     def by_torch() -> Tensor:
         codes, scales = quantize_rows(x, planes.low.shape[1])
         by_output = planes.scales[:1].contiguous()
-        return torch._scaled_mm(codes, planes.low.T, scales[:, None], by_output, out_dtype=torch.bfloat16)
+        return torch.ops.aten._scaled_mm(codes, planes.low.T, scales[:, None], by_output, out_dtype=torch.bfloat16)
 
     forms: dict[str, Callable[[], object]] = {
         "codes": lambda: scaled_linear(x, planes, None, out),

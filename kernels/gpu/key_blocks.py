@@ -70,7 +70,7 @@ def load_block(
     key_scale_N, value_scale_N = 1.0, 1.0
     dim_D = tl.arange(0, BLOCK_D)
     is_dim_D = dim_D < HEAD_DIM
-    NUM_CODES: tl.constexpr = 4 if IN_WORDS else 1
+    NUM_CODES: tl.constexpr = tl.constexpr(4 if IN_WORDS else 1)
     value_D = tl.arange(0, BLOCK_D // NUM_CODES)
     if IN_WORDS:
         values = values.to(tl.pointer_type(tl.int32))

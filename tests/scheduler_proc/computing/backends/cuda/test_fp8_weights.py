@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_tritons_kernels_compute_what_the_references_do(tmp_path: Path, monkeypa
     """Prompts and decode rows, captured; a token's codes are the same in each."""
     monkeypatch.setattr(loading, "plan_warm_ups", lambda *arguments: [])  # seconds in the interpreter
     build_checkpoint(tmp_path, "qwen3-gqa-tied", num_hidden_layers=1)
-    flags = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "max_model_len": 32, "num_pages": 16}
+    flags: dict[str, Any] = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "max_model_len": 32, "num_pages": 16}
     prompts, schedule = [[5, 6, 7], list(range(12))], Schedule(chunk_tokens=7, stagger=1)
     fuse("fp8_products")
     expected = generate(load_late(tmp_path, LateDevice(), **flags, quantization="fp8"), prompts, 3, schedule)
