@@ -41,7 +41,12 @@ LONG_PROMPTS = {
     "_behind_120k": ("--tokens", "8192", "--before", "122880", "--steps", "3"),
 }
 """Prompts, by the suffix of their parts, which are measured without the kernel of `long_prompts` and with it."""
-QUICK = ("--kv-cache-dtype", "auto")
+FP8_WEIGHTS = {
+    "_fp8": ("--quantization", "fp8"),
+    "_fp8_codes": ("--quantization", "fp8", "--fuse", "fp8_products"),
+}
+"""fp8 weights, multiplied as numbers of 16 bits and as codes, by the suffix of their parts."""
+QUICK = ("--kv-cache-dtype", "auto", "--quantization", "none")
 """Flags of a trial without a GPU. They follow the part's own flags and override them."""
 QUICK_OFFLINE = (*QUICK, "--num-sequences", "2", "--max-tokens", "16", "--shared-prefix", "8")
 
@@ -58,6 +63,7 @@ KERNELS = (
         "layer_norm",
         "mamba_scan",
         "rms_norm",
+        "scaled_linear",
     ),
     *("rotate_store", "silu_mul", "top_logprobs"),
 )
@@ -80,14 +86,18 @@ def list_parts() -> list[Part]:
         *(make(MAIN, "_deterministic", ("--deterministic",)) for make in (step, prefill)),
         *(offline(MAIN, suffix, flags) for suffix, flags in OFFLINE_VARIANTS.items()),
         step(MAIN, "_fp8_cache", OFFLINE_VARIANTS["_fp8_cache"]),
+        step(MAIN, "_fp8_cache_codes", (*OFFLINE_VARIANTS["_fp8_cache"], "--fuse", "fp8_attention")),
         tuning("decode", "Qwen3-0.6B"),
         tuning("decode_fp8", "Qwen3-0.6B"),
+        tuning("decode_codes", "Qwen3-0.6B"),
         tuning("prefill", "Qwen3-0.6B"),
         tuning("long_prefill", "Qwen3-0.6B"),
         tuning("few_rows", "Qwen3-0.6B"),
         *list_kernel_parts(),
         step("llama-3-8b"),
         *(step("llama-3-8b", suffix, ("--rows", "1", "8", *flags)) for suffix, flags in FUSED.items()),
+        prefill("llama-3-8b"),
+        *(make("llama-3-8b", suffix, flags) for make in (step, prefill) for suffix, flags in FP8_WEIGHTS.items()),
         offline("llama-3-8b"),
         tuning("decode", "Llama-3-8B"),
         offline("qwen3-14b"),

@@ -20,6 +20,7 @@ from kernels.gpu import few_rows_linear as triton_few_rows
 from kernels.gpu import long_prefill as triton_long_prefill
 from kernels.gpu import paged_decode as triton_decode
 from kernels.gpu import paged_prefill as triton_prefill
+from kernels.gpu.fusions import fuse
 from kernels.gpu.launch_table import Launch, find_launch
 from kernels.operations.few_rows_linear import few_rows_linear, few_rows_linear_reference
 from kernels.operations.paged_decode import paged_decode, paged_decode_reference
@@ -122,7 +123,7 @@ def _decode_in_use(codes: torch.dtype | None, shape: ModelShape, device: torch.d
     heads = DecodeShape(shape.num_heads, shape.num_kv_heads, shape.head_dim, PAGE_SIZE, torch.bfloat16, codes)
     programs = max(1, count_programs(heads, device) // count_processors(device))
     launch = find_launch("paged_decode", *launch_shape(shape, codes))
-    names = (DECODE if codes is None else DECODE_FP8).entries["paged_decode"]
+    names = ("BLOCK_N", "num_warps", "num_stages", *(("maxnreg",) if codes is not None else ()))
     merges = find_launch("decode_work", *launch_shape(shape, codes))["merges"]
     return {**pick(launch, names), "merges": merges, "programs": programs}
 
@@ -152,7 +153,13 @@ def _fp8_candidates(in_use: Candidate) -> list[Candidate]:
     return [candidate for candidate in every if candidate != in_use]
 
 
-def _decode_trial(codes: torch.dtype | None, shape: ModelShape, size: tuple[int, int], device: torch.device) -> Trial:
+def _decode_trial(
+    codes: torch.dtype | None,
+    shape: ModelShape,
+    size: tuple[int, int],
+    device: torch.device,
+    sweep: Sweep | None = None,
+) -> Trial:
     num_rows, context = size
     made = _random_case(shape, num_rows, 1, context - 1, device, codes)
     num_keys = torch.full((num_rows,), context, dtype=torch.int32, device=device)
@@ -172,8 +179,8 @@ def _decode_trial(codes: torch.dtype | None, shape: ModelShape, size: tuple[int,
         cut = candidate["programs"], candidate["merges"]
         if cut not in works:
             works[cut] = plan_decode(made, num_keys, *cut)
-        sweep = DECODE if codes is None else DECODE_FP8
-        return sweep.with_parameters(candidate, partial(attend, works[cut]))
+        of_codes = sweep or (DECODE if codes is None else DECODE_FP8)
+        return of_codes.with_parameters(candidate, partial(attend, works[cut]))
 
     num_bytes = 2 * num_rows * context * shape.num_kv_heads * shape.head_dim * made.cache.keys.itemsize
     return Trial(f"{num_rows} x {context}", num_bytes, made.out, made.out.float().clone(), call)
@@ -206,6 +213,34 @@ DECODE_FP8 = replace(
     find_in_use=partial(_decode_in_use, FP8),
     make_trial=partial(_decode_trial, FP8),
     codes=FP8,
+)
+
+CODES_LAUNCHES = ((64, 4, 3), (64, 4, 4), (128, 4, 2), (128, 4, 3), (128, 4, 4), (128, 8, 3), (256, 8, 2))
+"""As `DECODE_LAUNCHES`, for products of codes."""
+
+
+def _codes_in_use(shape: ModelShape, device: torch.device) -> Candidate:
+    fuse("fp8_attention")
+    launch = find_launch("paged_decode_fp8", *launch_shape(shape, FP8))
+    cut = pick(_decode_in_use(FP8, shape, device), ("merges", "programs"))
+    return {**pick(launch, DECODE_CODES.entries["paged_decode_fp8"]), **cut}
+
+
+def _codes_candidates(in_use: Candidate) -> list[Candidate]:
+    every: list[Candidate] = [
+        dict(zip(DECODE_CODES.entries["paged_decode_fp8"], launch, strict=True))
+        | {"programs": programs, "merges": in_use["merges"]}
+        for launch, programs in product(CODES_LAUNCHES, (1, 2, 3, 4))
+    ]
+    return [candidate for candidate in every if candidate != in_use]
+
+
+DECODE_CODES = replace(
+    DECODE_FP8,
+    entries={"paged_decode_fp8": DECODE.entries["paged_decode"], "decode_work": DECODE.entries["decode_work"]},
+    list_candidates=_codes_candidates,
+    find_in_use=_codes_in_use,
+    make_trial=lambda *case: _decode_trial(FP8, *case, sweep=DECODE_CODES),
 )
 
 PREFILL_LAUNCHES = tuple(product((64, 128), (32, 64, 128), (4, 8), (2, 3)))
@@ -330,6 +365,8 @@ SWEEPS = {
     "decode_fp8": DECODE_FP8,
     "prefill": PREFILL,
     "long_prefill": LONG_PREFILL,
+    "decode_codes": DECODE_CODES,
+    "prefill": PREFILL,
     "few_rows": FEW_ROWS,
 }
 """By what to call them."""

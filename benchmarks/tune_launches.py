@@ -5,7 +5,7 @@
 
 The first candidate is the one in use. Each result is checked against plain torch; a candidate that differs is reported
 and not chosen. The final table shows the candidate with the least geometric mean of its times over each case's best.
-Its lines belong into `TUNED` of `kernels/gpu/launch_table.py`.
+Its lines belong into `TUNED` in `kernels/gpu/tuned_launches.py`.
 """
 
 import argparse

@@ -25,12 +25,15 @@ from kernels.arguments.routes import Routing
 from kernels.cpu.huge_pages import empty_huge
 from kernels.formats.packed import PackedWeight
 from kernels.formats.plain import PlainWeight, on_onednn, onednn_has_bfloat16
-from kernels.formats.quantized import QUANTIZED
+from kernels.formats.quantized import FP8, QUANTIZED
 from kernels.formats.registry import find_block_format
 from kernels.formats.weight_format import Linear, Weight
 from kernels.operations.experts import combine_experts, gather_rows, route_tokens
 from kernels.operations.packed_linear import has_packed_kernel, pack
+from kernels.operations.planes_linear import planes_linear
 from kernels.operations.quantize import Bits
+from kernels.operations.quantize_rows import quantize_rows
+from kernels.operations.scaled_linear import scaled_linear
 from kernels.operations.silu_mul import silu_mul
 from tests.kernels.gpu.plausible_blocks import plausible_rows
 
@@ -226,9 +229,55 @@ EXPERT_CASES = {
     for device in EXPERT_FORMS
 }
 
+
+@dataclass(frozen=True)
+class ScaledCase:
+    """A linear layer of Llama-3-8B."""
+
+    num_tokens: int
+    num_inputs: int
+    num_outputs: int
+
+
+SCALED_SIZES = {"gate and up": (4096, 28672), "output": (4096, 4096)}
+SCALED_TOKENS = (1, 8, 64, 65, 256, 2048, 8192)
+
+
+def make_scaled(case: ScaledCase, device: torch.device) -> Work:
+    """A weight in fp8: multiplied by codes, by 16 bits, by torch's own product of codes, and in bfloat16 itself."""
+    values = torch.randn(case.num_outputs, case.num_inputs, device=device, dtype=torch.bfloat16) / case.num_inputs**0.5
+    x = torch.randn(case.num_tokens, case.num_inputs, device=device).bfloat16()
+    (planes,), out = FP8.quantize(values).parts, x.new_empty(case.num_tokens, case.num_outputs)
+
+    def by_torch() -> Tensor:
+        codes, scales = quantize_rows(x, planes.low.shape[1])
+        by_output = planes.scales[:1].contiguous()
+        return torch.ops.aten._scaled_mm(codes, planes.low.T, scales[:, None], by_output, out_dtype=torch.bfloat16)
+
+    forms: dict[str, Callable[[], object]] = {
+        "codes": lambda: scaled_linear(x, planes, None, out),
+        "widened": lambda: planes_linear(x, planes, None, out),
+        "bfloat16": lambda: torch.mm(x, values.T, out=out),
+        "quantize": lambda: quantize_rows(x, planes.low.shape[1]),
+    }
+    if device.type == "cuda":
+        forms["torch's"] = by_torch
+    num_products = 2 * case.num_tokens * case.num_inputs * case.num_outputs
+    return Work(forms, planes.low.nbytes, num_products if case.num_tokens > MANY_TOKENS else 0)
+
+
+SCALED_CASES = {
+    f"{name}, {num} tokens": ScaledCase(num, *sizes) for name, sizes in SCALED_SIZES.items() for num in SCALED_TOKENS
+}
+
 BENCHMARKS = {
     "experts": of_operation("a mixture of experts: routes, products and sums", EXPERT_CASES, make_experts),
     "limits": of_operation("the device's own limits: copies and products by torch", LIMIT_CASES, make_limit),
     "packed_linear": Benchmark("packed weights and oneDNN's, in float32 and bfloat16", measure_packed, ("cpu",)),
+    "scaled_linear": of_operation(
+        "fp8 weights by activations in fp8 and in 16 bits",
+        {"cpu": {"1 token": ScaledCase(1, 512, 512)}, "cuda": SCALED_CASES},
+        make_scaled,
+    ),
     "quantized_linear": Benchmark("int8 and int4 weights and bfloat16's", measure_quantized, ("cpu",)),
 }

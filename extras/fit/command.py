@@ -30,7 +30,7 @@ from supervisor.run import build_config
 GIB = 2**30
 REMEDIES = {
     "cpu": ("--quantization int8", "--quantization int4", "--kv-cache-dtype int8", "--max-model-len 4096"),
-    "cuda": ("--kv-cache-dtype fp8", "--max-model-len 4096"),
+    "cuda": ("--quantization fp8", "--kv-cache-dtype fp8", "--max-model-len 4096"),
 }
 """Flags that take less memory, by kind of device."""
 

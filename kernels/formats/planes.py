@@ -21,6 +21,7 @@ from kernels.operations.expert_codes import planes_experts
 from kernels.operations.expert_linear import ExpertLinear
 from kernels.operations.gelu import GeluKind, gelu
 from kernels.operations.planes_linear import look_up_planes, planes_linear
+from kernels.operations.scaled_linear import has_scaled_products, scaled_linear
 
 PLANES = "planes"
 
@@ -63,7 +64,8 @@ class PlanesWeight(SimpleWeight):
             if out_TO is None:
                 out_TO = x_TI.new_empty(len(x_TI), num_outputs)
             for planes, each, bias in zip(self.parts, rows, biases, strict=True):
-                planes_linear(x_TI, planes, bias, out_TO[:, each.start : each.stop])
+                multiply = scaled_linear if has_scaled_products(planes) else planes_linear
+                multiply(x_TI, planes, bias, out_TO[:, each.start : each.stop])
             return out_TO if activation is None else gelu(out_TO, activation)
 
         return apply

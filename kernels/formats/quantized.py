@@ -1,4 +1,4 @@
-"""Weights that are quantized while they are read, for the C kernel of `block_linear.py`.
+"""Weights that are quantized while they are read: for the C kernel of `block_linear.py`, and in fp8 for GPUs.
 
 Shape legend: O outputs, I inputs.
 """
@@ -8,10 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.arguments.block_rows import Segment
 from kernels.arguments.packed_blocks import packed_bytes
 from kernels.formats.packed_blocks import PACKED_BLOCKS, PackedBlocksWeight
 from kernels.formats.plain import PLAIN, PlainWeight
-from kernels.formats.weight_format import Weight
+from kernels.formats.planes import PlanesFormat, PlanesWeight
+from kernels.formats.weight_format import QuantizingFormat, Weight
+from kernels.operations.code_planes import num_plane_bytes, quantize_planes
 from kernels.operations.quantize import Bits, quantize
 
 
@@ -19,10 +22,10 @@ from kernels.operations.quantize import Bits, quantize
 class WholeWeight(PlainWeight):
     """The values of a weight that is quantized once all of its rows are set."""
 
-    bits: Bits
+    quantizing: QuantizingFormat
 
     def finish(self, largest_O: Tensor | None = None) -> Weight:
-        return QUANTIZED[self.bits].quantize(self.stored, largest_O)
+        return self.quantizing.quantize(self.stored, largest_O)
 
 
 class QuantizedFormat:
@@ -34,7 +37,7 @@ class QuantizedFormat:
         return packed_bytes(((self.name, shape[0]),), shape[1])
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Weight:
-        return WholeWeight(PLAIN.allocate(shape, dtype, device).stored, self._bits)
+        return WholeWeight(PLAIN.allocate(shape, dtype, device).stored, self)
 
     def quantize(self, values_OI: Tensor, largest_O: Tensor | None = None) -> Weight:
         """Quantizes the values and returns the weight."""
@@ -43,5 +46,30 @@ class QuantizedFormat:
     def restore(self, stored: Tensor, numbers: tuple[int, ...]) -> Weight:
         return PACKED_BLOCKS.restore(stored, numbers)
 
+
+class Fp8Format:
+    """float8_e4m3fn with a scale per output, in planes."""
+
+    name = "fp8"
+    _form = "F8_128"
+
+    def num_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        return num_plane_bytes(self._form, shape[0], shape[1])
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Weight:
+        return WholeWeight(PLAIN.allocate(shape, dtype, device).stored, self)
+
+    def quantize(self, values_OI: Tensor, largest_O: Tensor | None = None) -> PlanesWeight:
+        """Returns the weight, for any number of inputs: the last ones are filled up with zeros."""
+        in_planes = PlanesFormat((Segment(self._form, len(values_OI)),))
+        weight = in_planes.allocate(tuple(values_OI.shape), values_OI.dtype, values_OI.device)
+        quantize_planes(weight.parts[0], values_OI, largest_O)
+        return weight
+
+    def restore(self, stored: Tensor, numbers: tuple[int, ...]) -> Weight:
+        raise AssertionError("a GPU's weights are not kept")
+
+
+FP8 = Fp8Format()
 
 QUANTIZED: dict[Bits, QuantizedFormat] = {8: QuantizedFormat(8), 4: QuantizedFormat(4)}

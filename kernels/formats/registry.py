@@ -11,10 +11,10 @@ from kernels.formats.packed_blocks import PACKED_BLOCKS, PackedBlocksFormat, can
 from kernels.formats.packed_fp8 import PACKED_FP8, find_packed_fp8
 from kernels.formats.plain import PLAIN
 from kernels.formats.planes import PLANES, PlanesFormat, has_planes
-from kernels.formats.quantized import QUANTIZED
+from kernels.formats.quantized import FP8, QUANTIZED
 from kernels.formats.weight_format import QuantizingFormat, WeightFormat
 
-QUANTIZING: dict[str, QuantizingFormat] = {one.name: one for one in QUANTIZED.values()}
+QUANTIZING: dict[str, QuantizingFormat] = {one.name: one for one in (*QUANTIZED.values(), FP8)}
 """The formats that `--quantization` can name."""
 
 FORMATS: dict[str, WeightFormat] = {

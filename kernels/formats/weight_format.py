@@ -130,6 +130,6 @@ class WeightFormat(Protocol):
 class QuantizingFormat(WeightFormat, Protocol):
     """A format whose weights have fewer bits than their values."""
 
-    def quantize(self, values_OI: Tensor) -> Weight:
-        """Returns the weight with the quantized values."""
+    def quantize(self, values_OI: Tensor, largest_O: Tensor | None = None) -> Weight:
+        """Returns the weight with the quantized values; `largest_O` as in `Weight.finish`."""
         ...

@@ -1,12 +1,14 @@
 """What steps may use in addition: off until a GPU has shown that it is right and faster."""
 
-from kernels.gpu.launch_table import HOPPER, find_capability, has_fixed_launches
+from kernels.gpu.launch_table import find_capability, has_fixed_launches
+from kernels.gpu.tuned_launches import HOPPER
 from kernels.plans.decode_work import DecodeShape
 
-FUSIONS = ("few_rows", "prefetch", "dependent", "argmax", "long_prompts")
+FUSIONS = ("few_rows", "prefetch", "dependent", "argmax", "long_prompts", "fp8_attention", "fp8_products")
 """In steps of few rows one kernel for a product and what is around it; attention's idle programs prefetch the next
 weight; kernels are launched before the previous one has ended; the head's product finds the likeliest tokens, without
-logits, if no row needs more. And a kernel of its own for long prompts."""
+logits, if no row needs more. A kernel of its own for long prompts. Products of decode attention take the codes of an fp8
+cache, and those of linear layers the codes of fp8 weights."""
 
 _fused = frozenset[str]()
 

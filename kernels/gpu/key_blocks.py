@@ -1,6 +1,6 @@
 """A block of keys in decode and prefill attention: it is read through the page table and added to the softmax.
 
-Shape legend: M queries of a program, N keys of a block, D head dimension (padded to a power of two).
+Shape legend: M queries of a program, N keys of a block, D head dimension (padded to a power of two), W words.
 
 The softmax is computed as running maximum, sum and output, to base 2 (FlashAttention-2, arXiv:2307.08691).
 """
@@ -59,23 +59,28 @@ def load_block(
     HAS_SCALES: tl.constexpr,
     WIDE: tl.constexpr,
     REACHES_END: tl.constexpr,
+    IN_WORDS: tl.constexpr = False,
 ):
     """Returns K as [D, N], V as [N, D] and their scales [N] (1 unless the cache HAS_SCALES) of one head.
 
     They are 0 before `first_key`, if given, and from `end_key` on; only a block that REACHES_END has such keys. Codes
-    become numbers of the type WIDE. Pages are widened before they are multiplied: a cache may have more than 2^31
-    elements.
+    become numbers of the type WIDE; IN_WORDS, K stays codes, and V is loaded 4 codes at a time. Pages are widened
+    before they are multiplied: a cache may have more than 2^31 elements.
     """
     key_scale_N, value_scale_N = 1.0, 1.0
     dim_D = tl.arange(0, BLOCK_D)
     is_dim_D = dim_D < HEAD_DIM
+    NUM_CODES: tl.constexpr = tl.constexpr(4 if IN_WORDS else 1)
+    value_D = tl.arange(0, BLOCK_D // NUM_CODES)
+    if IN_WORDS:
+        values = values.to(tl.pointer_type(tl.int32))
     is_key_N = key_N < end_key
     if first_key is not None:
         is_key_N &= key_N >= first_key
     if HAS_SCALES:
         # Its division takes fewer instructions, of which codes have many for their bytes.
         key_N = key_N.to(tl.uint32)
-    key_mask, value_mask = is_dim_D[:, None], is_dim_D[None, :]
+    key_mask, value_mask = is_dim_D[:, None], (value_D < HEAD_DIM // NUM_CODES)[None, :]
     if REACHES_END:
         page_N = tl.load(page_table + key_N // PAGE_SIZE, mask=is_key_N, other=0)
         key_mask, value_mask = is_key_N[None, :] & key_mask, is_key_N[:, None] & value_mask
@@ -84,14 +89,25 @@ def load_block(
     slot_N = page_N.to(tl.int64) * PAGE_SIZE + key_N % PAGE_SIZE
     token_N = slot_N * (NUM_KV_HEADS * HEAD_DIM)
     key_DN = tl.load(keys + token_N[None, :] + dim_D[:, None], mask=key_mask, other=0.0)
-    value_ND = tl.load(values + token_N[:, None] + dim_D[None, :], mask=value_mask, other=0.0)
-    if HAS_SCALES:
+    value_ND = tl.load(values + (token_N // NUM_CODES)[:, None] + value_D[None, :], mask=value_mask, other=0.0)
+    if IN_WORDS:
+        value_ND = codes_of(value_ND, key_DN.dtype).to(WIDE)
+    elif HAS_SCALES:
         key_DN, value_ND = key_DN.to(WIDE), value_ND.to(WIDE)
+    if HAS_SCALES:
         key_scale_N = load_scales(key_scales, slot_N * NUM_KV_HEADS + kv_head)
         value_scale_N = load_scales(value_scales, slot_N * NUM_KV_HEADS + kv_head)
         if REACHES_END:
             value_scale_N = tl.where(is_key_N, value_scale_N, 1.0)
     return key_DN, value_ND, key_scale_N, value_scale_N
+
+
+@triton.jit
+def codes_of(word_NW, CODE: tl.constexpr):
+    """Returns the four codes of each word, the lowest first, [N, 4 W]."""
+    even = tl.join(word_NW.to(tl.int8), (word_NW >> 16).to(tl.int8))
+    odd = tl.join((word_NW >> 8).to(tl.int8), (word_NW >> 24).to(tl.int8))
+    return tl.reshape(tl.join(even, odd), [word_NW.shape[0], 4 * word_NW.shape[1]]).to(CODE, bitcast=True)
 
 
 @triton.jit

@@ -4,23 +4,17 @@ A rule gives a kernel's parameters for any shape on any GPU. An entry of `TUNED`
 GPUs of one compute capability; `python -m benchmarks.tune_launches` finds such entries.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
 
 from kernels.arguments.few_rows import FEW_ROWS
+from kernels.gpu.tuned_launches import HOPPER, TUNED, Launch
 from kernels.plans.decode_work import BLOCK_KEYS
-
-Launch = Mapping[str, int]
-"""Constexpr parameters of a kernel by name, `num_warps`, `num_stages` and further options of its compiler."""
 
 MANY_PROGRAMS = 256
 """Programs that keep all processors of a large GPU (132 in an H100) reading: with fewer, blocks are narrower."""
-
-HOPPER = 90
-"""The compute capability of H100 and H200; without a GPU the kernels are compiled for it."""
 
 MAX_KEYS = {1: 32, 2: BLOCK_KEYS, 4: BLOCK_KEYS}
 MAX_BLOCK_BYTES = {1: 4096, 2: 16384, 4: 8192}
@@ -148,6 +142,12 @@ def _decode(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
     return {**blocks, "maxnreg": 128} if itemsize == 1 and blocks["num_warps"] == 4 else blocks
 
 
+def _decode_fp8(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
+    """Products of a warp group have 64 keys at least; 128 leave two programs per processor."""
+    block_dim = power_of_2(head_dim)
+    return {"BLOCK_N": 128 if block_dim <= 128 else 64, "BLOCK_D": block_dim, "num_warps": 4, "num_stages": 3}
+
+
 def _decode_work(queries_a_head: int, head_dim: int, itemsize: int) -> Launch:
     """How the work list of decode attention is cut and merged: `programs` per processor (0: as many as run side by
     side), and whether the kernel `merges` parts itself."""
@@ -232,6 +232,14 @@ def _planes_linear(itemsize: int) -> Launch:
     kernels are compiled; it would save a tenth of the instructions. `itemsize`: bytes of an activation."""
     block_tokens, num_stages = (32, 3) if itemsize < 4 else (16, 2)
     return {"BLOCK_O": 64, "BLOCK_T": block_tokens, "num_warps": 4, "num_stages": num_stages}
+
+
+def _scaled_linear(has_many_tokens: bool, block_inputs: int) -> Launch:
+    """Few tokens: as `_planes_linear`, and what is on its way to a processor is 36 KB of three programs each. Many:
+    weights and tokens are loaded as often as each other."""
+    if has_many_tokens:
+        return {"BLOCK_O": 128, "BLOCK_T": 128, "BLOCK_I": block_inputs, "num_warps": 8, "num_stages": 3}
+    return {"BLOCK_O": 64, "BLOCK_T": 32, "BLOCK_I": block_inputs, "num_warps": 4, "num_stages": 4}
 
 
 def _few_rows_linear(head_dim: int, itemsize: int) -> Launch:
@@ -340,15 +348,18 @@ RULES: dict[str, Callable[..., Launch]] = {
     "lora_shrink": _lora_shrink,
     "pair_entries": _blocks(256),
     "paged_decode": _decode,
+    "paged_decode_fp8": _decode_fp8,
     "paged_decode_merge": _decode_merge,
     "paged_prefill": _prefill,
     "place_rows": _blocks(1024),
     "plain_linear": _plain_linear,
     "planes_linear": _planes_linear,
     "planes_linear_sum": _blocks(256),
+    "quantize_rows": _row,
     "rms_norm": _row,
     "rotate_store": _heads,
     "sample": _sampled_part,
+    "scaled_linear": _scaled_linear,
     "short_conv": _short_conv,
     "sigmoid_gate": _blocks(1024),
     "silu_mul": _blocks(1024),
@@ -365,36 +376,3 @@ RULES: dict[str, Callable[..., Launch]] = {
     "top_logprobs_row": _best_of_parts,
 }
 """By kernel, or by operation if it has one kernel."""
-
-_HEADS_OF_128 = ((2, 128), (4, 128), (5, 128))
-_LATENTS_OF_512, _LATENTS_OF_256 = ((20, 512, 64), (64, 512, 64), (128, 512, 64)), ((40, 256, 32), (32, 256, 64))
-TUNED: dict[tuple[Any, ...], Launch] = {
-    (HOPPER, "decode_work", 1, 64, 1): {"merges": 1},
-    (HOPPER, "decode_work", 1, 64, 2): {"merges": 1},
-    **{
-        (HOPPER, "decode_work", *heads, size): {"programs": 2, "merges": 1}
-        for heads in _HEADS_OF_128
-        for size in (1, 2)
-    },
-    **{(HOPPER, "paged_decode", *heads, 1): {"BLOCK_N": 128, "num_stages": 2} for heads in _HEADS_OF_128},
-    **{(HOPPER, "paged_decode", *heads, 2): {"num_warps": 2} for heads in _HEADS_OF_128},
-    **{
-        (HOPPER, "paged_prefill", *heads, size): {"BLOCK_M": 128, "num_warps": 8}
-        for heads in ((1, 64), *_HEADS_OF_128)
-        for size in (1, 2, 4)
-        if heads == (1, 64) or size != 2
-    },
-    **{(HOPPER, "paged_prefill", *heads, 2): {"num_stages": 2} for heads in _HEADS_OF_128},
-    # A block of latents is loaded while another is multiplied.
-    **{
-        (HOPPER, kernel, *heads, 2): {"num_stages": 5}
-        for kernel, heads in (
-            *(("latent_prefill", heads) for heads in ((16, 512, 64), *_LATENTS_OF_512)),
-            *(("latent_decode", heads) for heads in (*_LATENTS_OF_512, *_LATENTS_OF_256)),
-        )
-    },
-    **{(HOPPER, "latent_prefill", *heads, 2): {"BLOCK_M": 64, "BLOCK_N": 64} for heads in _LATENTS_OF_256},
-}
-"""By (compute capability, kernel, *shape). The lines of `_HEADS_OF_128` with 16 bits, and for decode with an fp8 cache,
-were measured on an H100 and an H200 (`benchmarks/results/gpu*.json`); the others come from the compile report.
-The rules alone must fit an Ada GPU, which has less than half of Hopper's shared memory."""

@@ -18,6 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.arguments.attention_options import AttentionOptions
 from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
 from kernels.gpu.cache_lines import count_lines, prefetch_part
+from kernels.gpu.fp8_blocks import attend_codes
 from kernels.gpu.fusions import dependent_launch, is_fused
 from kernels.gpu.key_blocks import LOG2_E, cap_log2_of, cap_scores, fold, load_block, scales_of, score, widen_query
 from kernels.gpu.launch_table import find_launch
@@ -89,9 +90,7 @@ def paged_decode(
         PAGE_SIZE=cache.page_size,
         HAS_SCALES=cache.key_scales is not None,
         **constants_of(layout, options),
-        **find_launch(
-            "paged_decode", *launch_shape_of(layout.queries_a_head, head_dim, query_RHD.dtype, cache.keys.dtype)
-        ),
+        **_find_form(layout.queries_a_head, head_dim, query_RHD.dtype, cache.keys.dtype),
         **dependent_launch(),
     )
     if layout.merges_in_kernel:
@@ -120,6 +119,15 @@ def constants_of(layout: DecodeLayout, options: AttentionOptions = PLAIN) -> dic
         "NEXT_LINES": 0 if (next_weight := prefetched(options)) is None else count_lines(next_weight),
         "IS_DEPENDENT": is_fused("dependent"),
     }
+
+
+def _find_form(queries_a_head: int, head_dim: int, dtype: torch.dtype, cached: torch.dtype) -> dict[str, int]:
+    """Returns the launch, and whether products take the codes of the cache, for which queries have 16 bits and heads
+    the size of an fp8 product at least."""
+    has_codes = cached == torch.float8_e4m3fn and dtype != torch.float32 and head_dim >= 32 and head_dim % 4 == 0
+    in_fp8 = has_codes and is_fused("fp8_attention")
+    shape = launch_shape_of(queries_a_head, head_dim, dtype, cached)
+    return {**find_launch("paged_decode_fp8" if in_fp8 else "paged_decode", *shape), "IN_FP8": in_fp8}
 
 
 def prefetched(options: AttentionOptions) -> Tensor | None:
@@ -151,7 +159,7 @@ def programs_a_processor(shape: DecodeShape, properties: Any) -> int:
         PAGE_SIZE=shape.page_size,
         HAS_SCALES=shape.kv_codes is not None,
         **constants_of(layout),
-        **find_launch("paged_decode", *shape.launch_shape),
+        **_find_form(layout.queries_a_head, shape.head_dim, shape.dtype, cached),
         grid=(1,),
     )
     compiled._init_handles()  # its registers are known once it is loaded
@@ -203,6 +211,7 @@ def attend(
     HAS_SINKS: tl.constexpr,
     NEXT_LINES: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
+    IN_FP8: tl.constexpr,
 ):
     if IS_DEPENDENT:
         gdc_launch_dependents()
@@ -236,27 +245,33 @@ def attend(
     # All entries have the same pages here.
     page_table = page_tables + tl.load(entries).to(tl.int64) * table_stride
     cache = keys + kv_head * HEAD_DIM, values + kv_head * HEAD_DIM, key_scales, value_scales, page_table
-    query_MD, scale = widen_query(query_MD, scale_log2, HAS_SCALES)
-    max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    sum_M = tl.zeros([BLOCK_M], tl.float32)
-    acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    # Whole blocks of keys without masks, then the rest.
-    end_whole = end_key - (end_key - first_key) % BLOCK_N
-    for REACHES_END in tl.static_range(2):
-        for start in range(end_whole if REACHES_END else first_key, end_key if REACHES_END else end_whole, BLOCK_N):
-            key_N = start + tl.arange(0, BLOCK_N)
-            key_DN, value_ND, key_scale_N, value_scale_N = load_block(
-                *cache,
-                None,
-                *(key_N, end_key, kv_head),
-                *(NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_D, HAS_SCALES, query_MD.dtype, REACHES_END),
-            )
-            score_MN = score(query_MD, key_DN, key_scale_N, scale, HAS_SCALES)
-            if HAS_CAP:
-                score_MN = cap_scores(score_MN, cap_log2)
-            if REACHES_END:
-                score_MN = tl.where((key_N < end_key)[None, :], score_MN, float("-inf"))
-            max_M, sum_M, acc_MD = fold(score_MN, value_ND, value_scale_N, max_M, sum_M, acc_MD, HAS_SCALES)
+    if IN_FP8:
+        max_M, sum_M, acc_MD = attend_codes(
+            *(query_MD, cache, first_key, end_key, kv_head, scale_log2, cap_log2),
+            *(NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_D, HAS_CAP),
+        )
+    else:
+        query_MD, scale = widen_query(query_MD, scale_log2, HAS_SCALES)
+        max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        sum_M = tl.zeros([BLOCK_M], tl.float32)
+        acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        # Whole blocks of keys without masks, then the rest.
+        end_whole = end_key - (end_key - first_key) % BLOCK_N
+        for REACHES_END in tl.static_range(2):
+            for start in range(end_whole if REACHES_END else first_key, end_key if REACHES_END else end_whole, BLOCK_N):
+                key_N = start + tl.arange(0, BLOCK_N)
+                key_DN, value_ND, key_scale_N, value_scale_N = load_block(
+                    *cache,
+                    None,
+                    *(key_N, end_key, kv_head),
+                    *(NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_D, HAS_SCALES, query_MD.dtype, REACHES_END),
+                )
+                score_MN = score(query_MD, key_DN, key_scale_N, scale, HAS_SCALES)
+                if HAS_CAP:
+                    score_MN = cap_scores(score_MN, cap_log2)
+                if REACHES_END:
+                    score_MN = tl.where((key_N < end_key)[None, :], score_MN, float("-inf"))
+                max_M, sum_M, acc_MD = fold(score_MN, value_ND, value_scale_N, max_M, sum_M, acc_MD, HAS_SCALES)
     total_M = sum_M
     if HAS_SINKS:  # of a row with several parts, when they are merged
         sink_M = tl.load(sinks + head_M) * _LOG2_E

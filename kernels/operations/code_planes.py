@@ -17,6 +17,7 @@ from kernels.arguments.block_forms import DOUBLED_E2M1, FORMS, NumberFormat
 from kernels.arguments.block_rows import BlockRows
 from kernels.arguments.code_planes import FIELDS, CodePlanes, PlaneForm
 from kernels.operations.dequantize_blocks import split_blocks
+from kernels.operations.quantize_rows import quantize_rows
 
 ROWS_AT_ONCE = 4096
 """Outputs that are laid out at a time, which bounds the memory that it takes."""
@@ -98,6 +99,15 @@ def set_planes(planes: CodePlanes, first_output: int, rows: BlockRows) -> None:
             if plane is not None and values is not None:
                 filled_OG = values.reshape(len(blocks), -1)
                 plane[:, outputs] = functional.pad(filled_OG, (0, len(plane) - filled_OG.shape[1])).T.to(plane.dtype)
+
+
+def quantize_planes(planes: CodePlanes, values_OI: Tensor, largest_O: Tensor | None) -> None:
+    """Sets all outputs of a float8 form to these values, rounded with one scale per output: its largest magnitude, or
+    that in `largest_O` if it is larger, becomes the largest code."""
+    for first in range(0, len(values_OI), ROWS_AT_ONCE):
+        outputs = slice(first, first + ROWS_AT_ONCE)
+        least_O = None if largest_O is None else largest_O[outputs]
+        planes.low[outputs], planes.scales[:, outputs] = quantize_rows(values_OI[outputs], planes.low.shape[1], least_O)
 
 
 def take_outputs(planes: CodePlanes, output_T: Tensor) -> CodePlanes:

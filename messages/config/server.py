@@ -51,10 +51,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "auto"
     quantization: Annotated[
-        Literal["none", "int8", "int4"],
+        Literal["none", "int8", "int4", "fp8"],
         Flag(
-            "quantize the weights of linear layers while loading (CPU, and experts of --cpu-experts): less memory and "
-            "faster, with slightly different output; int8 also quantizes activations to 8 bits (W8A8)"
+            "quantize the weights of linear layers while loading: int8 and int4 on a CPU and for experts of "
+            "--cpu-experts, fp8 (e4m3) on a GPU; less memory and faster, with slightly different output; int8 also "
+            "quantizes activations to 8 bits (W8A8)"
         ),
     ] = "none"
     weight_cache: Annotated[

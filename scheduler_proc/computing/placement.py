@@ -1,5 +1,6 @@
 """Where the model runs and in which number formats."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import torch
@@ -66,10 +67,14 @@ def find_kv_codes(cache: CacheConfig, device: str, known: str, dtype: torch.dtyp
     return dtype
 
 
-def refuse_quantization(model: ModelConfig, where: str) -> None:
-    """Raises `BootError` if weights are to be quantized."""
-    if model.quantization != "none":
-        raise BootError(
-            f"--quantization {model.quantization}: not supported {where} yet; it needs --device cpu and --dtype "
-            "bfloat16 or float32"
-        )
+def find_quantization(model: ModelConfig, known: Collection[str], where: str) -> str | None:
+    """Returns the format that linear layers' weights are quantized to, `None` if they are not.
+
+    `known` are those there are `where` the model runs. Raises `BootError` for another one.
+    """
+    asked = model.quantization
+    if asked == "none" or asked in known:
+        return None if asked == "none" else asked
+    needs = "a GPU with fp8: Ada, Hopper or later" if asked == "fp8" else "--device cpu and --dtype bfloat16 or float32"
+    others = f"; {' and '.join(known)} can be used here" if known else ""
+    raise BootError(f"--quantization {asked}: not supported {where}; it needs {needs}{others}")

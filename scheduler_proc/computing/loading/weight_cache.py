@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from kernels.cpu.build import cache_dir, can_keep, is_trusted
 from kernels.cpu.huge_pages import empty_huge
+from kernels.dispatch import is_on_cpu
 from kernels.formats.registry import FORMATS
 from messages import VERSION
 from scheduler_proc.computing.loading.checkpoint import Checkpoint
@@ -42,10 +43,11 @@ def load_through_cache(
 ) -> Weights:
     """Returns the result of `load_weights`, from an earlier start's file if there is one; otherwise writes one.
 
-    Only quantized weights are kept. Raises `BootError` as `load_weights` does, and for nothing about the file.
+    Weights are kept if a CPU has quantized them. Raises `BootError` as `load_weights` does, not because of the file.
     """
     files = sorted(checkpoint.paths)
-    if not is_requested or placement.quantization is None or sum(file.stat().st_size for file in files) < LEAST_BYTES:
+    is_worth_it = placement.quantization is not None and is_on_cpu(placement.device)
+    if not is_requested or not is_worth_it or sum(file.stat().st_size for file in files) < LEAST_BYTES:
         return load_weights(shard, family, checkpoint, placement, report)
     cache = WeightCache(shard, files, placement)
     weights = cache.read(report)

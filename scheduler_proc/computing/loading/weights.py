@@ -126,7 +126,7 @@ class ShardWeights:
     def _finish(self, weight: Weight, name: str, pieces: Sequence[Rows]) -> None:
         quantization, parameter = self._placement.quantization, self.parameters[name]
         largest_O = None
-        if quantization == "int8" and self._num_ranks > 1 and isinstance(parameter.split, ByColumns):
+        if quantization in ("int8", "fp8") and self._num_ranks > 1 and isinstance(parameter.split, ByColumns):
             # The codes of all ranks use the same scale as a single rank would.
             values = [values for piece in pieces for _, values in read_values(piece, range(len(piece)))]
             largest = [torch.linalg.vector_norm(rows, ord=torch.inf, dim=1) for rows in values]

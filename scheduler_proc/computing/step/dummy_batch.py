@@ -34,6 +34,8 @@ FILTERS_ONE_READ = {"top_ks", "top_ps", "min_ps"}
 """The columns of filters that a GPU applies while it draws."""
 
 WARM_UP_TOKENS, WARM_UP_ROWS = 32, 4
+MORE_TOKENS = 128
+"""More than few, for kernels that cut the inputs of products until there are many tokens."""
 
 
 def plan_warm_up(config: Config, max_num_batched_tokens: int, num_tokens: int = WARM_UP_TOKENS) -> Batch:
@@ -44,8 +46,8 @@ def plan_warm_up(config: Config, max_num_batched_tokens: int, num_tokens: int = 
 
 
 def plan_warm_ups(config: Config, max_num_batched_tokens: int) -> list[Batch]:
-    """Returns small steps that choose tokens in every way, with a single decode row and with several rows, and the
-    largest step, whose tiles may be others.
+    """Returns small steps that choose tokens in every way, with a single decode row and with several rows, a larger one
+    and the largest, whose tiles may be others.
 
     They use every specialization of every Triton kernel, so that none is compiled while requests wait.
     """
@@ -58,8 +60,10 @@ def plan_warm_ups(config: Config, max_num_batched_tokens: int) -> list[Batch]:
         drawn = replace(full, logits_processing=None, prompt_logprobs=None, **without)
         filtered = replace(drawn, **{name: getattr(full, name) for name in FILTERS_ONE_READ})
         batches += [full, filtered, drawn, replace(drawn, temperatures=plain["temperatures"])]
-    largest = plan_warm_up(config, max_num_batched_tokens, max_num_batched_tokens)
-    return [*batches, replace(largest, logits_processing=None, prompt_logprobs=None)]
+    for num_tokens in (MORE_TOKENS, max_num_batched_tokens):
+        larger = plan_warm_up(config, max_num_batched_tokens, num_tokens)
+        batches.append(replace(larger, logits_processing=None, prompt_logprobs=None))
+    return batches
 
 
 def plan_dummy_batch(num_tokens: int, max_rows: int, max_row_tokens: int, page_size: int, vocab_size: int) -> Batch:

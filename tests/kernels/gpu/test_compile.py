@@ -31,6 +31,7 @@ LEFT_OUT = (
     "few_rows_linear: (heads|added|one part|gated, float32|added, float32|heads, dependent|gated, dependent)$",
     *("latent_decode: (DeepSeek|Mistral 4|M.*fixed|merge, 256|.*(fp8|float32))", "store_latents: (?!.*fp8)"),
     "latent_prefill: (?!Mistral 4)",
+    *("scaled_linear: .*(blocks of 64|fp32)", "quantize_rows: (4096|.*float32)"),
 )
 """What differs in the shape alone from a case that is compiled, or has both of two features that others have alone."""
 

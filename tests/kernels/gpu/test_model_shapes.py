@@ -15,6 +15,7 @@ from kernels.arguments.paged_kv import PagedKV
 from kernels.arguments.rows import PrefillRows, RowDraws
 from kernels.dispatch import count_programs
 from kernels.gpu import triton_kernels
+from kernels.gpu.fusions import fuse
 from kernels.gpu.launch_table import HOPPER, count_tile_tokens, find_capability, find_launch
 from kernels.operations.draw_filtered import draw_filtered, draw_filtered_reference
 from kernels.operations.paged_decode import paged_decode
@@ -97,10 +98,15 @@ def plan_work(case: PagedCase, shape: Shape, codes: torch.dtype | None, shares: 
     return DecodeWork(layout, plan, make_decode_scratch(layout, shape.head_dim, torch.device(DEVICE)))
 
 
-@CODES
 @MODELS
+@pytest.mark.parametrize(
+    ("codes", "fusions"),
+    [(None, ()), (FP8, ()), (FP8, ("fp8_attention",))],
+    ids=["bf16", "fp8", "products in fp8"],
+)
 @pytest.mark.parametrize("shares", [False, True], ids=["alone", "shared"])
-def test_decode(model: str, codes: torch.dtype | None, shares: bool) -> None:
+def test_decode(model: str, codes: torch.dtype | None, fusions: tuple[str, ...], shares: bool) -> None:
+    fuse(*fusions)
     shape = heads_of(model)
     num_keys = [max(count, SHARED_KEYS + 1) for count in NUM_KEYS] if shares else NUM_KEYS
     case = make_case(shape, [(1, count - 1) for count in num_keys], codes, SHARED_KEYS if shares else 0)

@@ -8,6 +8,7 @@ import torch
 
 from kernels.arguments.paged_kv import SCALE_DTYPE, PagedKV
 from kernels.arguments.rows import HeadNorms, PrefillRows, RopeTables
+from kernels.gpu.fusions import fuse
 from kernels.operations.paged_decode import paged_decode
 from kernels.operations.paged_prefill import paged_prefill
 from kernels.operations.rotate_store import rotate_store, rotate_store_reference
@@ -23,6 +24,16 @@ CASES = [
 ]
 
 
+@pytest.fixture(params=[(), ("fp8_attention",)], ids=["widened", "codes"])
+def products(request: pytest.FixtureRequest, backend: Counter[str]) -> None:
+    """Decode attention widens codes, or multiplies them as they are if queries have 16 bits."""
+    fuse(*request.param)
+
+
+IN_BOTH = pytest.mark.usefixtures("products")
+
+
+@IN_BOTH
 @pytest.mark.parametrize(("shape", "dtype"), CASES, ids=str)
 def test_decode(shape: Shape, dtype: torch.dtype, device: str, backend: Counter[str]) -> None:
     case = with_codes(make_paged_case(shape, [1, 1, 1], [0, 130, 63], dtype, device), FP8)
@@ -42,6 +53,7 @@ def test_prefill(shape: Shape, dtype: torch.dtype, device: str, backend: Counter
     assert backend["paged_prefill"] == 1
 
 
+@IN_BOTH
 def test_values_too_small_for_float16_are_not_lost(device: str) -> None:
     """A weight times a scale is less than float16 can hold where values are small; the output is not."""
     case = make_paged_case(Shape(2, 1, 64, 16), [1], [40], torch.float16, device)
@@ -54,6 +66,7 @@ def test_values_too_small_for_float16_are_not_lost(device: str) -> None:
     assert float((out - case.expected).abs().max()) < 0.02 * most
 
 
+@IN_BOTH
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_queries_and_values_of_any_size(dtype: torch.dtype, device: str) -> None:
     """Queries of 10^6 and of 10^-6 (float16 has neither), values from 10^-9 to 10^9, and of 0 only, in one row."""
@@ -71,6 +84,7 @@ def test_queries_and_values_of_any_size(dtype: torch.dtype, device: str) -> None
         assert float((mine - expected).abs().max()) < 1e-2 * float(expected.abs().max())
 
 
+@IN_BOTH
 def test_a_row_of_nothing_but_zeros_is_zero(device: str) -> None:
     case = make_paged_case(Shape(2, 1, 64, 16), [1], [40], torch.bfloat16, device)
     case.query.zero_()
@@ -81,6 +95,7 @@ def test_a_row_of_nothing_but_zeros_is_zero(device: str) -> None:
     assert not bool(out.any())
 
 
+@IN_BOTH
 def test_a_row_that_is_not_finite_is_seen_and_leaves_the_others_alone(device: str) -> None:
     case = with_codes(make_paged_case(Shape(4, 2, 64, 16), [1] * 3, [5, 40, 20], torch.bfloat16, device), FP8)
     assert case.cache.value_scales is not None

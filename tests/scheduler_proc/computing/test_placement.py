@@ -92,10 +92,28 @@ def test_the_format_of_weights(quantization: Literal["none", "int8", "int4"], na
 
 def test_quantization_where_it_is_not_supported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(BootError, match="--quantization int8: not supported on CUDA yet; it needs --device cpu"):
-        find_placement(ModelConfig(quantization="int8"), CacheConfig(), HfConfig({}))
-    with pytest.raises(BootError, match="--quantization int4: not supported with --dtype float16 yet"):
-        find_placement(ModelConfig(quantization="int4", device="cpu", dtype="float16"), CacheConfig(), HfConfig({}))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    needs_gpu = "it needs a GPU with fp8: Ada, Hopper or later"
+    for model, message in (
+        (ModelConfig(quantization="int8"), "int8: not supported on this GPU; it needs --device cpu"),
+        (ModelConfig(quantization="fp8"), f"fp8: not supported on this GPU; {needs_gpu}$"),
+        (
+            ModelConfig(quantization="fp8", cpu_experts="all"),
+            f"fp8: not supported for --cpu-experts; {needs_gpu}; int8 and int4 can be used here",
+        ),
+        (ModelConfig(quantization="fp8", device="cpu"), f"fp8: not supported on a CPU; {needs_gpu}; int8 and int4"),
+        (
+            ModelConfig(quantization="int4", device="cpu", dtype="float16"),
+            "int4: not supported with --dtype float16; it needs --device cpu",
+        ),
+    ):
+        with pytest.raises(BootError, match=f"--quantization {message}"):
+            find_placement(model, CacheConfig(), HfConfig({}))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    found = find_placement(ModelConfig(quantization="fp8"), CacheConfig(), HfConfig({}))
+    assert (found.quantization, found.host_quantization) == ("fp8", None)
+    found = find_placement(ModelConfig(quantization="int8", cpu_experts="all"), CacheConfig(), HfConfig({}))
+    assert (found.quantization, found.host_quantization) == (None, "int8")
     assert (
         find_placement(ModelConfig(quantization="int4", device="cpu"), CacheConfig(), HfConfig({})).quantization
         == "int4"

@@ -22,7 +22,7 @@ from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.kv_cache.kv_tensors import share_of_memory
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.parallel import Meeting, ParallelGroup
-from scheduler_proc.computing.placement import DTYPES, Placement, find_kv_codes, refuse_quantization
+from scheduler_proc.computing.placement import DTYPES, Placement, find_kv_codes, find_quantization
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.step.shapes import StepLimits
 
@@ -40,13 +40,14 @@ class CpuBackend:
     def find_placement(self, model: ModelConfig, cache: CacheConfig, hf_config: HfConfig, number: int = 1) -> Placement:
         if model.cpu_experts != "none":
             raise BootError("--cpu-experts: on a CPU all weights are in the host's memory; leave the flag out")
-        if model.dtype == "float16":
-            refuse_quantization(model, "with --dtype float16")
+        is_float16 = model.dtype == "float16"
+        quantization = find_quantization(
+            model, () if is_float16 else ("int8", "int4"), "with --dtype float16" if is_float16 else "on a CPU"
+        )
         dtype, kv_numbers = auto_dtype() if model.dtype == "auto" else DTYPES[model.dtype], None
         if model.dtype == "auto" and model.quantization == "none" and _computes_in_blocks(hf_config):
             dtype, kv_numbers = torch.float32, torch.float16  # decision 0126
         kv_codes = find_kv_codes(cache, self.name, "int8", torch.int8)
-        quantization = None if model.quantization == "none" else model.quantization
         return Placement(torch.device("cpu"), dtype, quantization, kv_codes, kv_numbers)
 
     def check_model(self, config: Config, model: ModelDescription | None) -> None:

@@ -18,7 +18,7 @@ from scheduler_proc.computing.backends.cuda.loading import GpuRunnerFactory
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.parallel import Meeting, ParallelGroup
-from scheduler_proc.computing.placement import DTYPES, Placement, find_kv_codes, refuse_quantization
+from scheduler_proc.computing.placement import DTYPES, Placement, find_kv_codes, find_quantization
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.step.shapes import StepLimits
 
@@ -33,9 +33,12 @@ class CudaBackend:
 
     def find_placement(self, model: ModelConfig, cache: CacheConfig, hf_config: HfConfig, number: int = 1) -> Placement:
         device = _find_gpu(model.devices, number)
-        host_quantization = None if model.quantization == "none" else model.quantization
+        quantization = host_quantization = None
         if model.cpu_experts == "none":
-            refuse_quantization(model, "on CUDA")
+            known = ("fp8",) if model.quantization == "fp8" and has_fp8(device) else ()
+            quantization = find_quantization(model, known, "on this GPU")
+        else:
+            host_quantization = find_quantization(model, ("int8", "int4"), "for --cpu-experts")
         if model.dtype == "auto":
             stored = hf_config.text("dtype", hf_config.text("torch_dtype", "bfloat16"))
             dtype = torch.float16 if stored == "float16" else torch.bfloat16
@@ -48,7 +51,7 @@ class CudaBackend:
             )
         if kv_codes is not None and cache.block_size == 1:
             raise BootError("--kv-cache-dtype fp8: pages need 2 tokens or more on CUDA; raise --block-size")
-        return Placement(device, dtype, host_quantization=host_quantization, kv_codes=kv_codes)
+        return Placement(device, dtype, quantization, kv_codes, host_quantization=host_quantization)
 
     def check_model(self, config: Config, model: ModelDescription | None) -> None:
         if config.run.pipeline_parallel > 1:

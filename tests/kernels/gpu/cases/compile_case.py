@@ -44,7 +44,8 @@ def with_codes(case: CompileCase, codes: Mapping[str, Any], **changes: Any) -> C
     """Returns the case for a cache of fp8, of which `codes` are constants; `changes` are those of its other fields."""
     signature = dict(case.signature) | dict.fromkeys(("keys", "values"), "*fp8e4nv:16")
     constants = dict(case.constants) | codes
-    return replace(case, label=f"{case.label}, fp8 cache", signature=signature, constants=constants, **changes)
+    kind = "products in fp8" if constants.get("IN_FP8") else "fp8 cache"
+    return replace(case, label=f"{case.label}, {kind}", signature=signature, constants=constants, **changes)
 
 
 def with_options(case: CompileCase, max_registers: int, **options: Any) -> CompileCase:

@@ -51,7 +51,7 @@ COLUMNS = (
 DEFAULT_NUM_WARPS = 4
 FILES = tuple(dict.fromkeys((*list_operations(), *FIXED.values())))
 """The files of kernels that have cases."""
-PRODUCTS = {"HMMA", "HGMMA"}
+PRODUCTS = {"HMMA", "HGMMA", "QGMMA"}
 STALLS = {"LDG", "F2F", "LDL", "STL"}
 """What a loop of products should not have: loads that it waits for, conversions of a sixteenth of the rate, spills."""
 

@@ -30,7 +30,7 @@ _CASES = {
         label=f"{model}{', merges' if merges else ''}",
         kernel=attend,
         signature=_SIGNATURE,
-        constants={"HEAD_DIM": shape.head_dim, "PAGE_SIZE": 16, "HAS_SCALES": False}
+        constants={"HEAD_DIM": shape.head_dim, "PAGE_SIZE": 16, "HAS_SCALES": False, "IN_FP8": False}
         | constants_of(DecodeLayout(256, shape.num_heads, shape.num_kv_heads, 528, True, merges)),
         launch=_launch_of(shape, torch.bfloat16),
         max_registers=_MAX_REGISTERS[_launch_of(shape, torch.bfloat16)["num_warps"]],
@@ -65,6 +65,17 @@ COMPILE_CASES = (
             max_loop_stalls=0 if shape.head_dim == 64 else 320,
         )
         for model, shape in MODEL_SHAPES.items()
+    ),
+    *(
+        with_codes(
+            _CASES[f"{model}, merges"],
+            {"HAS_SCALES": True, "IN_FP8": True},
+            launch=launch_on(HOPPER, "paged_decode_fp8", shape.queries_a_head, shape.head_dim, 1),
+            max_registers=255,
+            has_wgmma=True,
+            max_loop_stalls=0,
+        )
+        for model, shape in (MODEL_SHAPES | {"heads of 256": HEADS_OF_256}).items()
     ),
     *(
         in_float32(

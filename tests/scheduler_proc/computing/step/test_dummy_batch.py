@@ -46,8 +46,9 @@ def test_a_dummy_batch(
 def test_warm_ups_choose_tokens_in_every_way(tmp_path: Path) -> None:
     build_checkpoint(tmp_path, "llama-mqa")
     batches = plan_warm_ups(make_config(tmp_path, max_num_seqs=6), 512)
-    assert num_int32(batches[-1].token_ids) == min(512, 4 * CONTEXT)
-    assert batches.pop().prompt_logprobs is None
+    for num_tokens in (min(512, 4 * CONTEXT), 128):
+        assert num_int32(batches[-1].token_ids) == num_tokens
+        assert batches.pop().prompt_logprobs is None
     assert [batch.num_sampled for batch in batches] == [1] * 4 + [4] * 4
     assert [batch.phase for batch in batches] == ["decode"] * 4 + ["mixed"] * 4
     plans = [plan_sampling(batch, VOCAB_SIZE) for batch in batches]

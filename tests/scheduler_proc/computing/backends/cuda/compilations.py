@@ -2,8 +2,8 @@
 
     python -m tests.scheduler_proc.computing.backends.cuda.compilations MODEL [FLAG ...] [--compile]
 
-FLAG is --enforce-eager, --deterministic, or --fused for all of `FUSIONS`. Weights in blocks, of a GGUF
-file, are computed in planes.
+FLAG is --enforce-eager, --deterministic, --fp8 for weights, or --fused for all of `FUSIONS`. Weights in blocks, of a
+GGUF file, are computed in planes.
 
 It needs no GPU: Triton chooses each specialization as for a Hopper GPU, notes it, and neither compiles nor launches it.
 So tokens mean nothing. Tensors are on the CPU, where memory is aligned as on a GPU or better. MODEL is a directory or a
@@ -115,6 +115,7 @@ def main() -> None:
         "dtype": "bfloat16",
         "enforce_eager": "--enforce-eager" in sys.argv,
         "deterministic": "--deterministic" in sys.argv,
+        "quantization": "fp8" if "--fp8" in sys.argv else "none",
     } | ({"load_format": "dummy", "num_pages": 4096} if shape else {})
     with late_backend(LateDevice, lambda device_type: load_triton_kernels("cpu")):
         runner = load_runner(make_config(path, **flags), lambda text, fraction: None)

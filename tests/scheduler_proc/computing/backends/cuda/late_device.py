@@ -182,10 +182,13 @@ class LateBackend(CudaBackend):
         self._make_device = make_device
 
     def find_placement(self, model: ModelConfig, cache: CacheConfig, hf_config: HfConfig, number: int = 1) -> Placement:
-        format_name = "none" if model.cpu_experts == "none" else model.quantization
-        flags = replace(model, cpu_experts="none", quantization="none" if format_name != "none" else model.quantization)
+        """Returns a CPU's. fp8 weights are on the device; with experts on the host, other formats are theirs."""
+        asked, is_hosts = model.quantization, model.cpu_experts != "none"
+        flags = replace(model, cpu_experts="none", quantization="none" if is_hosts or asked == "fp8" else asked)
         placement = CpuBackend().find_placement(flags, cache, hf_config, number)
-        return dataclasses.replace(placement, host_quantization=None if format_name == "none" else format_name)
+        if asked == "fp8":
+            return dataclasses.replace(placement, quantization=asked)
+        return dataclasses.replace(placement, host_quantization=asked if is_hosts and asked != "none" else None)
 
     def join_ranks(self, meeting: Meeting, name: str, rank: int, size: int) -> ParallelGroup:
         return CpuBackend().join_ranks(meeting, name, rank, size)

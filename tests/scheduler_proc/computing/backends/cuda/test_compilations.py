@@ -98,6 +98,23 @@ def test_kernels_of_weights_in_their_forms_are_compiled_at_load(tmp_path: Path, 
 
 
 @pytest.mark.timeout(TIMEOUT_S)
+def test_kernels_of_fp8_weights_are_compiled_at_load(tmp_path: Path, find_compilations: Find) -> None:
+    """Inputs are cut into parts, or fill a part of a block; steps have few and many tokens."""
+    sizes: dict[str, Any] = {
+        "hidden_size": 1024,
+        "intermediate_size": 192,
+        "num_hidden_layers": 1,
+        "vocab_size": 10_000,
+    }
+    build_checkpoint(tmp_path, "qwen3-gqa-tied", **sizes)
+    found = find_compilations(tmp_path, "--enforce-eager", "--fp8", "--fused")
+    assert found["later"] == {}
+    names = [text.partition("[")[0] for text in found["loaded"]]
+    assert 4 <= names.count("multiply_scaled") <= 6
+    assert 2 <= names.count("quantize_row") <= 3
+
+
+@pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.parametrize(
     ("variant", "shape", "expected"),
     [
