@@ -123,7 +123,7 @@ def make_metrics(
         service.metrics,
         service.admission,
         gauges,
-        num_continued=lambda: continuations.num_resubmitted,
+        lambda: continuations.num_resubmitted,
     )
     adapters = AdapterCollector(service.config.model.num_lora_slots, service.registry)
     return MetricsApi(
