@@ -87,6 +87,10 @@ class HfConfig:
             raise self.error(name, value, "an integer or a list of integers")
         return value
 
+    @property
+    def num_layers(self) -> int:
+        return self.count("num_hidden_layers", most=MAX_LAYERS)
+
     def numbers(self, name: str) -> list[float]:
         value = self._get(name, [])
         if not isinstance(value, list) or not all(

@@ -6,7 +6,7 @@ from typing import Any
 
 from kernels.operations.gelu import GeluKind
 from messages.errors import BootError
-from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.attention_description import EncoderAttentionDescription
 from scheduler_proc.computing.model.blocks.dense_mlp import GELUS
 from scheduler_proc.computing.model.description import DenseMlpDescription, LayerDescription, NormDescription
@@ -86,7 +86,7 @@ def describe_siglip(vision: HfConfig, num_layers: int | None = None) -> dict[str
 
 
 def count_layers(vision: HfConfig) -> int:
-    return vision.count("num_hidden_layers", most=MAX_LAYERS)
+    return vision.num_layers
 
 
 def projector_activation(config: HfConfig) -> GeluKind:

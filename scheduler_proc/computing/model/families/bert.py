@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from messages.errors import BootError
-from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.attention_description import EncoderAttentionDescription
 from scheduler_proc.computing.model.description import (
     ClassifierDescription,
@@ -51,7 +51,7 @@ def describe(
     return ModelDescription(
         vocab_size=hf_config.count("vocab_size"),
         hidden_size=hidden_size,
-        layers=(layer,) * hf_config.count("num_hidden_layers", most=MAX_LAYERS),
+        layers=(layer,) * hf_config.num_layers,
         final_norm=replace(norm, replaces_stream=False),
         num_positions=num_positions,
         num_unused_positions=num_unused,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import LayerDescription, ModelDescription, NormDescription
 from scheduler_proc.computing.model.families import llama
 from scheduler_proc.computing.model.families.family import Family, Source, linear_sources, renamed
@@ -44,7 +44,7 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hf_config = with_eps(DEFAULTS.overridden(hf_config), "layer_norm_epsilon")
     norm = llama.describe_norm(hf_config, hf_config.count("hidden_size"))
     layer = LayerDescription(mixers=(describe_mamba(hf_config, MambaFields()),), attention_norm=norm)
-    return describe_model(hf_config, [layer] * hf_config.count("num_hidden_layers", most=MAX_LAYERS), norm)
+    return describe_model(hf_config, [layer] * hf_config.num_layers, norm)
 
 
 def describe_model(

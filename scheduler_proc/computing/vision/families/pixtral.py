@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import DenseMlpDescription, LayerDescription, NormDescription
 from scheduler_proc.computing.step.rows import StepRows
 from scheduler_proc.computing.vision.axial import AxialTower, describe_axial
@@ -35,7 +35,7 @@ def describe(config: HfConfig) -> TowerDescription:
     activation = ACTIVATIONS[vision.choice("hidden_act", list(ACTIVATIONS), "gelu")]
     mlp = DenseMlpDescription(size=vision.count("intermediate_size"), activation=activation)
     layer = LayerDescription(mixers=(attention,), mlp=mlp, attention_norm=norm, mlp_norm=norm)
-    num_layers = vision.count("num_hidden_layers", most=MAX_LAYERS)
+    num_layers = vision.num_layers
     config.choice("vision_feature_layer", [-1, num_layers], -1)
     config.choice("projector_hidden_act", ["gelu"], "gelu")
     has_bias = config.flag("multimodal_projector_bias", side == 1)
