@@ -1,7 +1,7 @@
 """Llama and its likes (Mistral, SmolLM): RMS norms, rotary positions, grouped heads and a gated MLP."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -96,11 +96,17 @@ def describe_model(
         replace(LayerDescription(mixers=(attention,), mlp=mlp), **own_norms)
         for attention, mlp in zip(attentions, mlps, strict=True)
     )
+    return describe_layers(hf_config, layers, norm)
+
+
+def describe_layers(
+    hf_config: HfConfig, layers: Iterable[LayerDescription], final_norm: NormDescription
+) -> ModelDescription:
     return ModelDescription(
         vocab_size=hf_config.count("vocab_size"),
-        hidden_size=norm.size,
+        hidden_size=final_norm.size,
         layers=tuple(layers),
-        final_norm=norm,
+        final_norm=final_norm,
         has_tied_head=hf_config.flag("tie_word_embeddings", False),
     )
 
