@@ -31,7 +31,6 @@ from frontend.http.access import AccessRules
 from frontend.http.app import App
 from frontend.http.endpoint import Endpoint
 from frontend.http.openapi import OpenApiApi
-from frontend.http.stream import OpenStreams
 from frontend.metrics.adapter_collector import AdapterCollector
 from frontend.metrics.process_collector import ProcessCollector
 from frontend.metrics.request_collector import RequestCollector
@@ -77,13 +76,6 @@ def make_app(service: Service, endpoints: list[Endpoint], rules: AccessRules) ->
         on_response=service.record_response,
     )
     return rules.with_cors(app)
-
-
-def make_watching(
-    service: Service, streams: OpenStreams, metrics: MetricsApi, gauges: Callable[[], dict[str, float]]
-) -> Watching:
-    """`gauges` are those of this process, for `/health`."""
-    return Watching(HealthApi(service, gauges), RequestsApi(service, streams), metrics)
 
 
 def make_endpoints(context: FrontendContext, watching: Watching) -> list[Endpoint]:
