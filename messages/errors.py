@@ -2,6 +2,8 @@
 
 import reprlib
 import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,15 @@ def cut_value(words: str) -> str:
         value, end, after = rest.rpartition(quote)
         text = f"{before}{quote}{cut(value)}{quote}{after}" if end else text
     return text + found + place
+
+
+@contextmanager
+def os_errors_as(kind: Callable[[str], Exception], what: object, advice: str = "") -> Generator[None]:
+    """Raises `kind` in place of an `OSError`: about `what`, with the system's reason and then `advice`."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or error}{advice}") from None
 
 
 class SluiceError(Exception):
