@@ -37,12 +37,18 @@ def cut_value(words: str) -> str:
 
 
 @contextmanager
-def os_errors_as(kind: Callable[[str], Exception], what: object, advice: str = "") -> Generator[None]:
-    """Raises `kind` in place of an `OSError`: about `what`, with the system's reason and then `advice`."""
+def errors_as(
+    kind: Callable[[str], Exception],
+    what: object,
+    advice: str = "",
+    of: type[Exception] | tuple[type[Exception], ...] = OSError,
+) -> Generator[None]:
+    """Raises `kind` in place of an error of the types `of`: about `what`, with the reason and then `advice`."""
     try:
         yield
-    except OSError as error:
-        raise kind(f"{what}: {error.strerror or error}{advice}") from None
+    except of as error:
+        reason = getattr(error, "strerror", None) if of is OSError else None
+        raise kind(f"{what}: {reason or error}{advice}") from None
 
 
 class SluiceError(Exception):

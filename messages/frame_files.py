@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from messages.control.processes import kind_of
-from messages.errors import SluiceError, os_errors_as
+from messages.errors import SluiceError, errors_as
 from messages.frames import HEADER
 from messages.ring.peers import ToFrontend
 from messages.ring.replies import ToDetokenizer
@@ -125,7 +125,7 @@ class FrameReader:
     """Reads one file, even while its process is writing. Raises `FrameFileError` if it cannot be read."""
 
     def __init__(self, path: Path):
-        with os_errors_as(FrameFileError, f"{path} cannot be read"):
+        with errors_as(FrameFileError, f"{path} cannot be read"):
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             header = os.pread(self._descriptor, DATA, 0)
         if len(header) < DATA or not header.startswith(MAGIC):

@@ -13,7 +13,7 @@ import msgspec
 
 from messages import VERSION
 from messages.config.server import Config
-from messages.errors import SluiceError, UsageError, os_errors_as
+from messages.errors import SluiceError, UsageError, errors_as
 from messages.schema import SCHEMA_VERSION
 from runtime.model_files import OTHER_FILES, WEIGHT_SUFFIXES
 from runtime.own_directory import names_in, own_directory
@@ -124,7 +124,7 @@ def claim_recording(folder: str) -> Path:
     Raises `UsageError` if it is in use or belongs to another user.
     """
     path = Path(folder).absolute()
-    with os_errors_as(UsageError, f"--record: {path} cannot be used"):
+    with errors_as(UsageError, f"--record: {path} cannot be used"):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with own_directory(path) as directory:
             is_used = bool(names_in(directory))

@@ -23,7 +23,7 @@ from extras.batches.uploads import SUFFIX as UPLOAD_SUFFIX
 from extras.batches.uploads import Upload, left_over
 from frontend.errors import not_found
 from frontend.requests.client import INTERNAL, Client
-from messages.errors import BootError, ErrorInfo, RequestError, os_errors_as, quoted
+from messages.errors import BootError, ErrorInfo, RequestError, errors_as, quoted
 from runtime.own_directory import own_directory
 
 KEEP_S = 30 * 86400
@@ -54,7 +54,7 @@ class BatchStore:
         self._scanned_ns = 0
         self._ended: set[str] = set()
         self._open: list[BatchRecord] = []
-        with os_errors_as(BootError, f"--batch-dir {path} cannot be written"):
+        with errors_as(BootError, f"--batch-dir {path} cannot be written"):
             for folder in (self._files, self._batches):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 with own_directory(folder):

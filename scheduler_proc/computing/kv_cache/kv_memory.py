@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernels.cpu.huge_memory import HUGE_PAGE
 from kernels.cpu.huge_pages import Chunk
-from messages.errors import BootError, os_errors_as
+from messages.errors import BootError, errors_as
 
 HEADER = struct.Struct("<32sQ")
 ENGINE, ENGINE_PLACE = struct.Struct("<Q"), 64
@@ -49,7 +49,7 @@ class KVMemory:
 
     def __init__(self, path: Path, identity: bytes):
         self._identity = identity
-        with os_errors_as(BootError, path, advice="; --no-keep-kv-cache does without it"):
+        with errors_as(BootError, path, "; --no-keep-kv-cache does without it"):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             weakref.finalize(self, os.close, self._descriptor)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from messages.errors import BootError, os_errors_as
+from messages.errors import BootError, errors_as
 from scheduler_proc.computing.tiers.slot_file import DIGEST_BYTES, SlotFile
 from scheduler_proc.computing.tiers.tier import Tier
 
@@ -43,7 +43,7 @@ class DiskTier(Tier):
         file = SlotFile(pages, page_bytes)
         super().__init__("disk", file, max_bytes // (file.slot_bytes + RECORD.size))
         header = HEADER.pack(MAGIC, identity, file.slot_bytes)
-        with os_errors_as(BootError, folder):
+        with errors_as(BootError, folder):
             self._recover(folder, pages, header)
 
     def _recover(self, folder: Path, pages: int, header: bytes) -> None:
