@@ -17,12 +17,13 @@ from frontend.api.anthropic.endpoints import MessagesApi, messaging
 from frontend.api.generate.generate import GenerateApi
 from frontend.api.openai.chat import ChatApi
 from frontend.api.openai.completions import CompletionApi
+from frontend.api.operate.aborts import AbortApi
 from frontend.api.operate.adapters import AdapterApi, adapting
 from frontend.api.operate.cache import CacheApi
 from frontend.api.operate.health import HealthApi
 from frontend.api.operate.info import InfoApi
 from frontend.api.operate.metrics import MetricsApi
-from frontend.api.operate.requests import AbortApi, RequestsApi
+from frontend.api.operate.requests import RequestsApi
 from frontend.api.operate.tokens import TokensApi
 from frontend.api.responses.endpoints import ResponsesApi
 from frontend.api.responses.routes import responding
