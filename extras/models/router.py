@@ -208,7 +208,7 @@ class ModelRouter(Front):
             bodies=BodyBudget(config.http.max_body_bytes * BODIES, bool),
             on_response=self._record_response,
         )
-        self._server = HttpServer(rules.with_cors(app), config.http, self._start, self._tick)
+        self._server = HttpServer(rules.origins.with_cors(app), config.http, self._start, self._tick)
         link.profiler.loop = None  # an event loop has no turns that could be seen from here
 
     def gauges(self) -> dict[str, float]:

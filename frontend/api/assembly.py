@@ -76,7 +76,7 @@ def make_app(service: Service, endpoints: list[Endpoint], rules: AccessRules) ->
         bodies=service.bodies,
         on_response=service.record_response,
     )
-    return rules.with_cors(app)
+    return rules.origins.with_cors(app)
 
 
 def make_endpoints(context: FrontendContext, watching: Watching) -> list[Endpoint]:

@@ -53,9 +53,6 @@ class AdminServer:
             command.answer(admin.Failed("failed", "the server is stopping"))
         self._open.clear()
 
-    def close(self) -> None:
-        self.channel.close()
-
     def begin(self, ask: admin.Ask, reply: Reply) -> None:
         """Carries out a command over the following turns; `reply` receives its result."""
         if self._group.is_stopping or len(self._open) >= MAX_OPEN_COMMANDS:
