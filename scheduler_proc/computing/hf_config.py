@@ -135,6 +135,11 @@ class HfConfig:
         """Returns the error for a well-formed value that this server does not support."""
         return BootError(f"{self._where}: {name} is {_shown(value)}: {reason}")
 
+    def refuse_flag(self, name: str, reason: str, *, refused: bool = True) -> None:
+        """Raises `BootError` if a flag has this value, which is not its default."""
+        if self.flag(name, not refused) == refused:
+            raise self.refuse(name, refused, reason)
+
     def error(self, name: str, value: object, requested: str) -> BootError:
         return BootError(f"{self._where}: {name} must be {requested}, not {_shown(value)}")
 

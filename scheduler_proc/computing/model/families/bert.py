@@ -32,8 +32,7 @@ def describe(
 ) -> ModelDescription:
     """`num_unused`: rows at the beginning of the table of positions that no token uses."""
     for name in ("is_decoder", "add_cross_attention"):
-        if hf_config.flag(name, False):
-            raise hf_config.refuse(name, True, "only encoders of this kind are supported")
+        hf_config.refuse_flag(name, "only encoders of this kind are supported")
     hf_config.choice("position_embedding_type", ["absolute"], "absolute")
     attention, hidden_size = describe_attention(hf_config, has_bias=True), hf_config.count("hidden_size")
     num_positions = hf_config.count("max_position_embeddings", default_positions)

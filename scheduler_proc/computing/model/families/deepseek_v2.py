@@ -18,8 +18,7 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hf_config = DEFAULTS.overridden(hf_config)
     hf_config.choice("moe_layer_freq", [1], 1)
     hf_config.choice("scoring_func", ["softmax"], "softmax")
-    if hf_config.flag("norm_topk_prob", False):
-        raise hf_config.refuse("norm_topk_prob", True, "supported is false")
+    hf_config.refuse_flag("norm_topk_prob", "supported is false")
     has_groups = hf_config.choice("topk_method", ["greedy", "group_limited_greedy"]) != "greedy"
 
     def adapt(mlp: MlpDescription) -> MlpDescription:

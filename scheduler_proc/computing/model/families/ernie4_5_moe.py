@@ -18,8 +18,7 @@ NAMES = ExpertNames(shared="shared_experts", correction="moe_statics.e_score_cor
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hf_config = DEFAULTS.overridden(hf_config)
-    if hf_config.flag("use_bias", False):
-        raise hf_config.refuse("use_bias", True, "biases are not supported")
+    hf_config.refuse_flag("use_bias", "biases are not supported")
     size, num_shared = hf_config.count("moe_intermediate_size"), hf_config.count("moe_num_shared_experts", 2, least=0)
     dense = llama.describe_dense_mlp(hf_config)
     experts = ExpertMlpDescription(
