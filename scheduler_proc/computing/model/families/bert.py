@@ -60,9 +60,11 @@ def describe(
     )
 
 
-def describe_attention(hf_config: HfConfig, *, has_bias: bool) -> EncoderAttentionDescription:
-    """Returns the attention of an encoder whose heads share the hidden size."""
-    hidden_size, num_heads = hf_config.count("hidden_size"), hf_config.count("num_attention_heads")
+def describe_attention(
+    hf_config: HfConfig, *, has_bias: bool, heads: str = "num_attention_heads"
+) -> EncoderAttentionDescription:
+    """Returns the attention of an encoder whose heads share the hidden size; `heads` is the field with their number."""
+    hidden_size, num_heads = hf_config.count("hidden_size"), hf_config.count(heads)
     if hidden_size % num_heads:
         raise hf_config.refuse("hidden_size", hidden_size, f"it must be a multiple of {num_heads} heads")
     return EncoderAttentionDescription(

@@ -31,7 +31,7 @@ def describe(config: HfConfig) -> TowerDescription:
     size, row_width = vision.count("hidden_size"), text.count("hidden_size")
     side = config.count("spatial_merge_size", 1, most=16)  # only models that merge patches have the field
     norm = NormDescription(kind="rms", size=size, eps=1e-5)
-    attention = describe_axial(vision, vision.count("num_attention_heads"), has_bias=False)
+    attention = describe_axial(vision, has_bias=False)
     activation = ACTIVATIONS[vision.choice("hidden_act", list(ACTIVATIONS), "gelu")]
     mlp = DenseMlpDescription(size=vision.count("intermediate_size"), activation=activation)
     layer = LayerDescription(mixers=(attention,), mlp=mlp, attention_norm=norm, mlp_norm=norm)
