@@ -1,13 +1,13 @@
 """Qwen3-MoE: Qwen3 with a mixture of experts in place of the MLP of most layers."""
 
 from dataclasses import replace
+from functools import partial
 
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import MlpDescription, ModelDescription
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.families import llama, qwen2, qwen3
 from scheduler_proc.computing.model.families.experts import ExpertNames, sources_with
-from scheduler_proc.computing.model.families.family import Source
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
@@ -37,10 +37,5 @@ def alternate(hf_config: HfConfig, experts: ExpertMlpDescription) -> list[MlpDes
 
 
 mlp_sources = sources_with(ExpertNames())
-
-
-def list_sources(model: ModelDescription) -> list[Source]:
-    return llama.list_sources(model, mlp_sources)
-
-
+list_sources = partial(llama.list_sources, mlp_sources=mlp_sources)
 FAMILY = llama.FAMILY.like("Qwen3MoeForCausalLM", "qwen3_moe", describe, list_sources)
