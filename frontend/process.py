@@ -4,8 +4,10 @@ import socket
 import time
 from functools import partial
 
-from frontend.api.assembly import make_app, make_endpoints, make_metrics, make_watching
+from frontend.api.assembly import Watching, make_app, make_endpoints, make_metrics
 from frontend.api.operate.admin import AdminApi, administering
+from frontend.api.operate.health import HealthApi
+from frontend.api.operate.requests import RequestsApi
 from frontend.extras import FrontendContext, make_parts
 from frontend.front import Ending, Front, serve
 from frontend.http.access import AccessRules
@@ -64,7 +66,7 @@ class Frontend(Front):
             self._parts,
             self.gauges,
         )
-        watching = make_watching(self._service, self._streams, metrics, self.gauges)
+        watching = Watching(HealthApi(self._service, self.gauges), RequestsApi(self._service, self._streams), metrics)
         link.register(WriteState, watching.write_files)
         endpoints = [
             *make_endpoints(context, watching),

@@ -9,6 +9,7 @@ import atexit
 import logging
 import math
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -17,7 +18,7 @@ import msgspec
 import zmq
 
 from messages.errors import ChannelFullError
-from messages.frames import HEADER, Arrivals, new_sender_id
+from messages.frames import HEADER, Arrivals
 from messages.ring.requests import FramesLost
 
 T = TypeVar("T")
@@ -130,7 +131,8 @@ class Sender(Generic[T]):
 
     def __init__(self, path: Path):
         self.path = path
-        self.sender_id = new_sender_id()
+        self.sender_id = secrets.randbits(63)
+        """Unique in the run."""
         self.num_sent = 0
         self.on_frame: Callable[[bytes], None] | None = None
         """Called with each frame before it is sent."""

@@ -2,6 +2,8 @@
 
 import reprlib
 import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,21 @@ def cut_value(words: str) -> str:
         value, end, after = rest.rpartition(quote)
         text = f"{before}{quote}{cut(value)}{quote}{after}" if end else text
     return text + found + place
+
+
+@contextmanager
+def errors_as(
+    kind: Callable[[str], Exception],
+    what: object,
+    advice: str = "",
+    of: type[Exception] | tuple[type[Exception], ...] = OSError,
+) -> Generator[None]:
+    """Raises `kind` in place of an error of the types `of`: about `what`, with the reason and then `advice`."""
+    try:
+        yield
+    except of as error:
+        reason = getattr(error, "strerror", None) if of is OSError else None
+        raise kind(f"{what}: {reason or error}{advice}") from None
 
 
 class SluiceError(Exception):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from messages.control.processes import kind_of
-from messages.errors import SluiceError
+from messages.errors import SluiceError, errors_as
 from messages.frames import HEADER
 from messages.ring.peers import ToFrontend
 from messages.ring.replies import ToDetokenizer
@@ -125,11 +125,9 @@ class FrameReader:
     """Reads one file, even while its process is writing. Raises `FrameFileError` if it cannot be read."""
 
     def __init__(self, path: Path):
-        try:
+        with errors_as(FrameFileError, f"{path} cannot be read"):
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             header = os.pread(self._descriptor, DATA, 0)
-        except OSError as error:
-            raise FrameFileError(f"{path} cannot be read: {error.strerror}") from None
         if len(header) < DATA or not header.startswith(MAGIC):
             raise FrameFileError(f"{path} is not a file of frames")
         _, version, self.pid, self.schema_version, self.wall_ns, self.begun_ns, self._capacity, name = (

@@ -5,7 +5,6 @@ channel in one incarnation of a process, so a new one begins at 1 again. A new r
 that arrives.
 """
 
-import secrets
 import struct
 
 from messages.ring.requests import FramesLost
@@ -15,11 +14,6 @@ HEADER = struct.Struct("<QQ")
 
 MAX_SENDERS = 64
 """Senders that a receiver remembers: the current ones, and some that have been replaced."""
-
-
-def new_sender_id() -> int:
-    """Returns a random id for a sender, unique in the run."""
-    return secrets.randbits(63)
 
 
 class Arrivals:

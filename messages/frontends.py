@@ -1,6 +1,7 @@
 """Sends replies to the frontend that owns the request. Each frontend has its own socket."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -19,24 +20,19 @@ def socket_of(status: ProcessStatus) -> str:
     return frontend_socket(status.uid_block) if kind_of(status.name) == FRONTEND else status.name
 
 
+@dataclass(eq=False)
 class FrontendSenders:
     """Senders to the frontends, each opened with the first request of that frontend.
 
     `find_blocks` returns the uid blocks of all frontends, including those whose requests this process has not seen.
     """
 
-    def __init__(
-        self,
-        open_sender: Callable[[str], Sender[Any]],
-        close_sender: Callable[[Sender[Any]], None],
-        find_blocks: Callable[[], Iterable[int]] = tuple,
-    ):
-        self._open_sender = open_sender
-        self._close_sender = close_sender
-        self._find_blocks = find_blocks
-        self._senders: dict[int, Sender[ToFrontend]] = {}
-        """By uid block."""
-        self._gone = GoneRequests()
+    _open_sender: Callable[[str], Sender[Any]]
+    _close_sender: Callable[[Sender[Any]], None]
+    _find_blocks: Callable[[], Iterable[int]] = tuple
+    _senders: dict[int, Sender[ToFrontend]] = field(default_factory=dict[int, Sender[ToFrontend]])
+    """By uid block."""
+    _gone: GoneRequests = field(default_factory=GoneRequests)
 
     def send(self, message: ToFrontend) -> None:
         """Sends each frontend its own replies; lost frames and schedule reports go to all frontends.

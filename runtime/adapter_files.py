@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from messages.errors import SluiceError
+from messages.errors import SluiceError, errors_as
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -90,7 +90,7 @@ def open_files(directory: str) -> Generator[AdapterFiles]:
     path = Path(directory)
     if not path.is_absolute():
         raise AdapterError(f"{directory!r:.200} is not an absolute path of a directory on the server's machine")
-    try:
+    with errors_as(AdapterError, f"{directory:.200} cannot be read"):
         if not path.is_dir():
             raise AdapterError(f"there is no directory {directory:.200} on the server's machine")
         with _open(path / CONFIG_FILE) as file:
@@ -101,8 +101,6 @@ def open_files(directory: str) -> Generator[AdapterFiles]:
         with _open(path / WEIGHTS_FILE) as weights:
             digest = hashlib.blake2b(len(text).to_bytes(8, "little") + text, digest_size=DIGEST_BYTES)
             yield AdapterFiles(config, weights, digest)
-    except OSError as error:
-        raise AdapterError(f"{directory:.200} cannot be read: {error.strerror or error}") from None
 
 
 def read_digest(directory: str) -> str:
@@ -121,10 +119,8 @@ def _open(file: Path) -> BufferedReader:
 
 
 def _read_config(file: Path, text: bytes) -> dict[str, Any]:
-    try:
+    with errors_as(AdapterError, f"{file} is not a JSON object", of=(msgspec.DecodeError, RecursionError)):
         return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise AdapterError(f"{file} is not a JSON object: {error}") from None
 
 
 def _read_header(header: bytes | bytearray, num_bytes: int) -> dict[str, TensorEntry]:

@@ -63,6 +63,7 @@ class _Job(Generic[K, R]):
     """Empty until the call has ended."""
 
 
+@dataclass(eq=False)
 class BackgroundCalls(Generic[K, R]):
     """Runs calls in order in at most `num_threads` threads. The thread calls `wake` when a call has ended.
 
@@ -71,24 +72,17 @@ class BackgroundCalls(Generic[K, R]):
     meanwhile no call reaches its deadline. It must end in bounded time; what it raises is the outcome of its call.
     """
 
-    def __init__(
-        self,
-        wake: Callable[[], None],
-        timeout_s: float,
-        num_threads: int = NUM_THREADS,
-        prepare: Callable[[], object] | None = None,
-    ):
-        self._prepare = prepare
-        self._num_preparing = 0
-        self._wake = wake
-        self._max_num_threads = num_threads
-        self.timeout_s = timeout_s
-        self._open: list[_Job[K, R]] = []
-        self._waiting: deque[_Job[K, R]] = deque()
-        self._has_job = threading.Condition()
-        self._num_threads = 0
-        self._num_idle = 0
-        """Threads without a call."""
+    _wake: Callable[[], None]
+    timeout_s: float
+    num_threads: int = NUM_THREADS
+    prepare: Callable[[], object] | None = None
+    _num_preparing: int = 0
+    _open: list[_Job[K, R]] = field(default_factory=list[_Job[K, R]])
+    _waiting: deque[_Job[K, R]] = field(default_factory=deque[_Job[K, R]])
+    _has_job: threading.Condition = field(default_factory=threading.Condition)
+    _num_threads: int = 0
+    _num_idle: int = 0
+    """Threads without a call."""
 
     def __len__(self) -> int:
         """Returns the number of calls that have not been popped."""
@@ -101,7 +95,7 @@ class BackgroundCalls(Generic[K, R]):
         with self._has_job:
             self._waiting.append(job)
             self._has_job.notify()
-            needs_thread = self._num_idle < len(self._waiting) and self._num_threads < self._max_num_threads
+            needs_thread = self._num_idle < len(self._waiting) and self._num_threads < self.num_threads
         if needs_thread:
             self._start_thread()
 
@@ -144,8 +138,8 @@ class BackgroundCalls(Generic[K, R]):
                 job = self._waiting.popleft()
             if time.monotonic() < job.deadline_s:
                 try:
-                    if self._prepare is not None:
-                        self._prepare_call(self._prepare)
+                    if self.prepare is not None:
+                        self._prepare_call(self.prepare)
                     job.deadline_s = time.monotonic() + self.timeout_s
                     job.has_begun = True
                     job.outcomes.append(job.call())

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from messages.channels import ControlClient, Readable, Receiver, Sender, Waiter
+from messages.channels import ControlClient, Receiver, Sender, Waiter
 from messages.control import admin
 from messages.control.histograms import HistogramCounts
 from messages.control.processes import (
@@ -144,10 +144,6 @@ class ProcessLink:
         receiver.on_frame = self._record().received_as(receiver.path.stem)
         self.waiter.add_channel(receiver)
         self.profiler.receivers.append(receiver)
-
-    def add_channel(self, channel: Readable) -> None:
-        """Makes `wait` return when anything arrives in `channel`."""
-        self.waiter.add_channel(channel)
 
     def open_sender(self, receiver: str) -> Sender[Any]:
         """Returns a new sender to the process `receiver`. Beats report the frames it sent."""

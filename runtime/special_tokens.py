@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from messages.errors import BootError
+from messages.errors import BootError, errors_as
 from runtime.model_files import read_object
 
 CONFIG_FILE = "tokenizer_config.json"
@@ -117,10 +117,8 @@ def _special(token: str | NamedToken) -> NamedToken:
 
 
 def _convert(value: Any, kind: Any, directory: Path, name: str) -> Any:
-    try:
+    with errors_as(BootError, f"{directory / CONFIG_FILE}: {name} does not name tokens", of=msgspec.ValidationError):
         return msgspec.convert(value, kind, strict=False)
-    except msgspec.ValidationError as error:
-        raise BootError(f"{directory / CONFIG_FILE}: {name} does not name tokens: {error}") from None
 
 
 def read_fields_of(file: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -15,21 +16,15 @@ HOLD_NS = 100_000_000
 than one of a single step, since each message has to refill their caches."""
 
 
+@dataclass(eq=False)
 class ReplySender:
     """Sends the scheduler's replies to the detokenizer in order, as engine number `engine`. Never blocks."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        sender: Sender[ToDetokenizer],
-        engine: int = 1,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
-    ):
-        self._scheduler = scheduler
-        self._sender = sender
-        self._engine = engine
-        self._clock_ns = clock_ns
-        self._held: list[ToDetokenizer] = []
+    _scheduler: Scheduler
+    _sender: Sender[ToDetokenizer]
+    _engine: int = 1
+    _clock_ns: Callable[[], int] = time.monotonic_ns
+    _held: list[ToDetokenizer] = field(default_factory=list[ToDetokenizer])
 
     def send(self) -> None:
         """Sends new and held replies, or holds them if all of them can wait."""

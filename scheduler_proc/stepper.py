@@ -5,6 +5,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import InitVar, dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -118,6 +119,7 @@ class RunningStep(NamedTuple):
     start_s: float
 
 
+@dataclass(eq=False)
 class Stepper:
     """Runs the scheduler's steps and commits their results in order.
 
@@ -128,33 +130,27 @@ class Stepper:
     this thread: without overlap this thread computes, and time taken by other programs is not counted as a step's.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        runner: Runner,
-        times: StepTimes,
-        clock: Callable[[], float] = time.monotonic,
-        cpu_clock: Callable[[], float] = time.thread_time,
-        has_news: Callable[[], bool] = lambda: False,
-    ):
-        self.launch: Launch = runner.launch
-        adapters = scheduler.cache.find_observer(AdapterSlots)
+    _scheduler: Scheduler
+    _runner: InitVar[Runner]
+    _times: StepTimes
+    _clock: Callable[[], float] = time.monotonic
+    _cpu_clock: Callable[[], float] = time.thread_time
+    has_news: Callable[[], bool] = lambda: False
+
+    def __post_init__(self, _runner: Runner):
+        self.launch: Launch = _runner.launch
+        adapters = self._scheduler.cache.find_observer(AdapterSlots)
         if adapters is not None:
-            assert isinstance(runner, AdapterRunner)
-            self.launch = partial(_place_and_launch, runner, adapters)
-        self._draft_runner = runner.draft_runner
-        self._clock = clock
-        self._scheduler = scheduler
-        self._can_overlap = runner.can_overlap
-        self._can_plan_ahead = runner.can_plan_ahead
-        self._num_stages = scheduler.num_stages
+            assert isinstance(_runner, AdapterRunner)
+            self.launch = partial(_place_and_launch, _runner, adapters)
+        self._draft_runner = _runner.draft_runner
+        self._can_overlap = _runner.can_overlap
+        self._can_plan_ahead = _runner.can_plan_ahead
+        self._num_stages = self._scheduler.num_stages
         assert self._num_stages == 1 or not (self._can_overlap or self._can_plan_ahead), "stages overlap by themselves"
-        self._has_news = has_news
-        self._times = times
         self._running: deque[RunningStep] = deque()
         self._last_end_s = 0.0
-        self._cpu_clock = cpu_clock
-        self._last_cpu_s = cpu_clock()
+        self._last_cpu_s = self._cpu_clock()
 
     @property
     def has_step(self) -> bool:
@@ -216,7 +212,7 @@ class Stepper:
     def _end_and_launch(self, batch: Batch | None, start_s: float) -> tuple[RunningStep, ForwardOutput] | None:
         """Waits for the running step, with which this thread helps, and launches the next one before the commit."""
         ended = self._end_first() if self._running else None
-        if batch is not None and ended is not None and self._has_news():
+        if batch is not None and ended is not None and self.has_news():
             self._scheduler.forget_plan()
         elif batch is not None:
             self._running.append(RunningStep(batch, self.launch(batch), start_s))

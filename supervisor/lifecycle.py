@@ -53,7 +53,7 @@ class Lifecycle:
         self.group = group
         self._console = console
         self._take_snapshot = take_snapshot
-        self._restarts = Restarts(settings)
+        self.restarts = Restarts(settings)
         self.spares: list[EarlyScheduler] = []
         """Processes that have imported torch, for the next restart of an engine with several ranks."""
 
@@ -119,7 +119,7 @@ class Lifecycle:
         for child in self.group:
             if child.notice_end():
                 self._on_end(child)
-        for name in self._restarts.pop_due(time.monotonic()):
+        for name in self.restarts.pop_due(time.monotonic()):
             child = self.group.find(name)
             assert child is not None
             spare = self.group.find_spare(child)
@@ -133,7 +133,7 @@ class Lifecycle:
         """Seconds until a restart, a table for the frontends or a check of an ending process is due."""
         is_one_ending = any(child.pid and child.is_silent for child in self.group)
         ending_s = END_LOOK_S if is_one_ending else float("inf")
-        return min(ending_s, self.group.table_due_in_s(), self._restarts.due_in_s(time.monotonic()))
+        return min(ending_s, self.group.table_due_in_s(), self.restarts.due_in_s(time.monotonic()))
 
     def show_output(self, child: Child) -> None:
         self._console.relay(child.name, child.latest_pid, child.read_output())
@@ -191,7 +191,7 @@ class Lifecycle:
     def _record_ready(self, child: Child, message: Ready) -> None:
         self.group.board.ready(child.name, message)
         child.is_on_trial = False
-        self._restarts.record_ready(child.name, time.monotonic())
+        self.restarts.record_ready(child.name, time.monotonic())
         self.group.publish(at_once=True)
         if child.is_front and self.group.is_draining:
             self.group.control.send(child.name, Drain(0.0))
@@ -206,7 +206,7 @@ class Lifecycle:
 
     def is_replaced(self, child: Child) -> bool:
         """True if the launcher restarts this process when it dies."""
-        return self._restarts.is_requested(child.name) and not child.is_external
+        return self.restarts.is_requested(child.name) and not child.is_external
 
     def killer(self, child: Child, why: str) -> Callable[[], None]:
         """Returns a function that kills this incarnation; the next one is certain from now on."""
@@ -218,9 +218,6 @@ class Lifecycle:
                 child.kill(why)
 
         return kill
-
-    def cancel_restarts(self) -> None:
-        self._restarts.cancel()
 
     def _on_end(self, child: Child) -> None:
         group = self.group
@@ -295,7 +292,7 @@ class Lifecycle:
         is_last_frontend = child.is_front and not any(frontend.pid for frontend in self.group.frontends())
         if is_last_frontend and self.group.is_draining:  # no frontend is left to receive the replies of the others
             self._give_up(child, was_starting)
-        if child.is_external and (was_starting or self._restarts.is_requested(child.name)):
+        if child.is_external and (was_starting or self.restarts.is_requested(child.name)):
             self._report_restart(child, describe_exit(child, was_starting))
             self.start(child)
             return
@@ -305,7 +302,7 @@ class Lifecycle:
                 self.group.memory_files.clear(one.name)
         has_spare = self.group.find_spare(child) is not None
         try:
-            restart = self._restarts.record_death(child.name, time.monotonic(), has_spare)
+            restart = self.restarts.record_death(child.name, time.monotonic(), has_spare)
         except NoRestartError as refusal:
             self._give_up(child, was_starting, f"\n{refusal}")
         else:

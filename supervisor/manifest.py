@@ -13,7 +13,7 @@ import msgspec
 
 from messages import VERSION
 from messages.config.server import Config
-from messages.errors import SluiceError, UsageError
+from messages.errors import SluiceError, UsageError, errors_as
 from messages.schema import SCHEMA_VERSION
 from runtime.model_files import OTHER_FILES, WEIGHT_SUFFIXES
 from runtime.own_directory import names_in, own_directory
@@ -124,14 +124,12 @@ def claim_recording(folder: str) -> Path:
     Raises `UsageError` if it is in use or belongs to another user.
     """
     path = Path(folder).absolute()
-    try:
+    with errors_as(UsageError, f"--record: {path} cannot be used"):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with own_directory(path) as directory:
             is_used = bool(names_in(directory))
             if not is_used:
                 os.fchmod(directory, 0o700)
-    except OSError as error:
-        raise UsageError(f"--record: {path} cannot be used: {error.strerror}") from None
     if is_used:
         raise UsageError(f"--record: {path} is not empty; choose a new directory")
     return path

@@ -128,8 +128,6 @@ RULES: tuple[Rule, ...] = (
 )
 """Combinations of flags that are refused, with the error. Rules about an extra's flags are in its `check`."""
 
-NO_FACTS = ModelFacts(model_dir="", tokenizer_dir="", served_names=(), vocab_size=0, max_model_len=0)
-
 
 def build_config(sections: dict[str, Any], console: Console | None = None) -> Config:
     """Returns the whole configuration, with the facts about the model; this may fetch the model from the hub."""
@@ -156,7 +154,7 @@ def with_room_for_images(config: Config) -> Config:
 
 def check_flags(sections: dict[str, Any]) -> Config:
     """Returns the configuration without facts. Raises `UsageError` for flags that do not go together."""
-    config = Config(**{name: sections[name] for name in CORE_SECTIONS}, facts=NO_FACTS)
+    config = Config(**{name: sections[name] for name in CORE_SECTIONS}, facts=ModelFacts())
     of_extras: list[ExtraConfig] = [sections[name] for name in load_sections()]
     for section in of_extras:
         if section != type(section)():

@@ -58,7 +58,7 @@ class Shutdown:
         """Ends every process: the frontends first, ranks last; processes that do not end are killed."""
         group = self._group
         group.is_stopping = True
-        self._lifecycle.cancel_restarts()
+        self._lifecycle.restarts.cancel()
         self._stop_all(group.frontends(), FRONT_STOP_TIMEOUT_S)
         self._stop_all([child for child in group if group.leader_of(child) is child], STOP_TIMEOUT_S)
         self._stop_all(list(group), STOP_TIMEOUT_S)

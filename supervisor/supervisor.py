@@ -89,7 +89,7 @@ class Supervisor:
             self._snapshots.close()
             self._standby.close()
             self._shutdown.stop()
-            self._admin.close()
+            self._admin.channel.close()
         return 1 if has_failed else 130 if self.is_hurried else 0
 
     def turn_until(self, is_over: Callable[[], bool], deadline_s: float = float("inf")) -> None:

@@ -13,7 +13,7 @@ from messages.ring.requests import CallGrammar, Grammar
 from runtime.grammars import GrammarCompiler, GrammarError, shortened
 from tokenizer_proc.marked_text import marks, text_until
 from tokenizer_proc.schema_faults import DEFINITIONS, explain_calls, find_fault
-from tokenizer_proc.schema_rules import BOUNDED_WHITESPACE, read_schema, simplify, simplify_within
+from tokenizer_proc.schema_rules import BOUNDED_WHITESPACE, DECODER, simplify, simplify_within
 from tokenizer_proc.structural_tags import structural_tag_grammar
 from tokenizer_proc.tagged_arguments import tagged_rules
 from tokenizer_proc.thoughts import join_grammars, limit_of
@@ -165,7 +165,7 @@ def schema_grammar(schema: str, whitespace: str | None = None, *, is_closed: boo
     """
     library: Any = import_module("llguidance")
     try:
-        value = read_schema(schema, is_closed=is_closed)
+        value = simplify(DECODER.decode(schema), is_closed=is_closed)
         schema = "{}" if value is True else json.dumps(value)  # {} equals true; options need an object
     except (ValueError, RecursionError):
         value = None  # llguidance reports the error

@@ -45,11 +45,6 @@ URI_SAFE = "#/?:@!$&'()*+,;=~%"
 STRAY_PERCENT = re.compile("%(?![0-9A-Fa-f]{2})")
 
 
-def read_schema(text: str, *, is_closed: bool = True) -> Any:
-    """Parses and simplifies a schema. Raises `GrammarError`, and `ValueError` if it is not JSON."""
-    return simplify(DECODER.decode(text), is_closed=is_closed)
-
-
 def simplify(schema: Any, *, is_closed: bool = True) -> Any:
     """Returns an equivalent schema without keywords that every value satisfies, or with `is_closed` a stricter one.
 

@@ -5,7 +5,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartState, parse_options_header
 
 from extras.batches.uploads import Upload
-from messages.errors import ErrorInfo, RequestError, bad_request, quoted
+from messages.errors import ErrorInfo, RequestError, bad_request, errors_as, quoted
 
 FORM_TYPE = "multipart/form-data"
 FORM_BYTES = 65536
@@ -56,10 +56,8 @@ class FormParser:
             raise bad_request(f"the form cannot be read: {error}") from None
 
     def feed(self, piece: bytes) -> None:
-        try:
+        with errors_as(bad_request, "the form cannot be read", of=FormParserError):
             self._parser.write(piece)
-        except FormParserError as error:
-            raise bad_request(f"the form cannot be read: {error}") from None
         if self._content:
             self._upload.write(bytes(self._content))
             self._content.clear()

@@ -11,7 +11,7 @@ from extras.batches.line_run import LineCaller, LineRun, run_whole
 from extras.batches.lines import ENDPOINTS, BadLineError, check_file
 from extras.batches.results import Results, ResultsError
 from extras.batches.runner import first_of
-from messages.errors import BootError
+from messages.errors import BootError, errors_as
 
 NUM_SHOWN = 10
 """Errors of the input file."""
@@ -27,13 +27,11 @@ def check_offline(files: tuple[str, ...], max_line_bytes: int, *, is_first: bool
     if not is_first:
         return
     path, output = map(Path, files)
-    try:
+    with errors_as(BootError, "--batch-run", of=(OSError, ResultsError)):
         errors = check_file(path, ENDPOINTS, max_line_bytes).errors
         if not errors:
             with contextlib.closing(Results(output, output)) as results:
                 results.load()
-    except (OSError, ResultsError) as error:
-        raise BootError(f"--batch-run: {error}") from None
     if errors:
         shown = [f"line {error.line}: {error.message}" if error.line else error.message for error in errors[:NUM_SHOWN]]
         more = [f"and at least {len(errors) - NUM_SHOWN} more"] * (len(errors) > NUM_SHOWN)

@@ -23,7 +23,7 @@ from extras.batches.uploads import SUFFIX as UPLOAD_SUFFIX
 from extras.batches.uploads import Upload, left_over
 from frontend.errors import not_found
 from frontend.requests.client import INTERNAL, Client
-from messages.errors import BootError, ErrorInfo, RequestError, quoted
+from messages.errors import BootError, ErrorInfo, RequestError, errors_as, quoted
 from runtime.own_directory import own_directory
 
 KEEP_S = 30 * 86400
@@ -54,7 +54,7 @@ class BatchStore:
         self._scanned_ns = 0
         self._ended: set[str] = set()
         self._open: list[BatchRecord] = []
-        try:
+        with errors_as(BootError, f"--batch-dir {path} cannot be written"):
             for folder in (self._files, self._batches):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 with own_directory(folder):
@@ -62,8 +62,6 @@ class BatchStore:
                         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             for upload in left_over(self._files):
                 upload.unlink(missing_ok=True)
-        except OSError as error:
-            raise BootError(f"--batch-dir {path} cannot be written: {error.strerror}") from None
 
     def try_lock(self) -> int | None:
         """Returns a descriptor that holds the lock while it is open; `None` if another process holds it."""

@@ -156,7 +156,3 @@ def vector_of(entry: Generation) -> "array[float]":
 def usage_of(entries: Sequence[Generation]) -> PooledUsage:
     num_tokens = sum(entry.ended.usage.prompt_tokens for entry in entries)
     return PooledUsage(num_tokens, num_tokens)
-
-
-def as_list(value: str | list[str]) -> list[str]:
-    return [value] if isinstance(value, str) else value

@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from extras.embeddings.pooled_requests import PooledCalls, PooledFields, PooledUsage, ResultList, as_list, usage_of
+from extras.embeddings.pooled_requests import PooledCalls, PooledFields, PooledUsage, ResultList, usage_of
 from extras.embeddings.scores import ScoreOptions, Scorer, Scoring
 from extras.embeddings.tei import RankedText, TeiFields, TeiReply, with_truncation
 from frontend.api.parameters.sampling import AtLeastOne, NonEmpty, Switch
@@ -146,7 +146,8 @@ def _pairs_of(body: ScoreBody) -> tuple[list[tuple[str, str]], tuple[str, str]]:
         raise bad_request(
             "give either text_1 and text_2 or queries and documents", provided[0] if provided else "text_1"
         )
-    first, second = (as_list(getattr(body, name)) for name in provided)
+    texts = (getattr(body, name) for name in provided)
+    first, second = ([value] if isinstance(value, str) else value for value in texts)
     if len(first) == 1:
         first *= len(second)
     if len(first) != len(second):

@@ -22,7 +22,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from extras.keys.key_file import NAME, KeyEntry, hash_of, new_key, parse_keys, read_key_file, table_in
-from messages.errors import UsageError
+from messages.errors import UsageError, errors_as
 from messages.program import PROGRAM
 from supervisor.cli.show import join_columns
 from supervisor.programs import program_parser
@@ -133,10 +133,8 @@ def _without_table(text: str, name: str) -> str:
 def _locked(path: Path) -> Generator[Path]:
     """Yields the file itself while no other command changes a file of its directory."""
     path = path.resolve()
-    try:
+    with errors_as(UsageError, path.parent):
         descriptor = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise UsageError(f"{path.parent}: {error.strerror}") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield path
@@ -146,14 +144,12 @@ def _locked(path: Path) -> Generator[Path]:
 
 def _write(path: Path, text: str) -> None:
     """Replaces the file by a whole one that only this user can read."""
-    try:
+    with errors_as(UsageError, f"{path} cannot be written"):
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         Path(file.name).replace(path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def main() -> int:

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 from extras.keys.key_file import read_key_file
 from messages.config.flag import Flag
 from messages.config.server import Config, ExtraConfig
-from messages.errors import UsageError
+from messages.errors import UsageError, errors_as
 
 
 class KeysConfig(ExtraConfig, frozen=True, kw_only=True):
@@ -39,9 +39,7 @@ class KeysConfig(ExtraConfig, frozen=True, kw_only=True):
         first, *others = (Path(name).expanduser().absolute() for name in self.api_keys)
         if len(others) > 1:
             raise UsageError("--api-keys: it takes a file of keys and, at most, one for their usage")
-        try:
+        with errors_as(UsageError, "--api-keys", of=UsageError):
             read_key_file(first)
-        except UsageError as error:
-            raise UsageError(f"--api-keys: {error}") from None
         usage = others[0] if others else f"{first}.usage"
         return KeysConfig(api_keys=(str(first), str(usage))).put_into(config)

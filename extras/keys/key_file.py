@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from messages.errors import UsageError
+from messages.errors import UsageError, errors_as
 
 MAX_FILE_BYTES = 16 << 20
 MAX_KEYS = 10_000
@@ -55,11 +55,8 @@ def hash_of(key: str) -> str:
 
 def read_key_file(path: Path) -> dict[str, KeyEntry]:
     """Returns the keys by name. Raises `UsageError` with the file, the line and the field."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    with errors_as(UsageError, f"{path} cannot be read"), path.open("rb") as file:
+        content = file.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
         raise UsageError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB")
     try:

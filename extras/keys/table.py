@@ -10,7 +10,7 @@ from extras.keys.config import KeysConfig
 from extras.keys.key_file import KeyEntry, read_key_file
 from frontend.requests.client import Client
 from messages.config.server import Config
-from messages.errors import BootError, UsageError
+from messages.errors import BootError, UsageError, errors_as
 
 CHECK_S = 1.0
 """Time after which a change of the file takes effect."""
@@ -100,10 +100,8 @@ class KeyTable:
 @functools.cache
 def open_table(path: Path) -> KeyTable:
     """Returns the table of this process. Raises `BootError`."""
-    try:
+    with errors_as(BootError, "--api-keys", of=UsageError):
         return KeyTable(path)
-    except UsageError as error:
-        raise BootError(f"--api-keys: {error}") from None
 
 
 def find_table(config: Config) -> KeyTable | None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from extras.models.config import NAMED, ModelEntry, ModelsConfig, parse_duration
 from extras.models.model_keys import model_flags
 from messages.config.server import Config
-from messages.errors import UsageError
+from messages.errors import UsageError, errors_as
 from runtime.extras import load_sections
 from runtime.gguf.gguf_file import SUFFIX, is_gguf, is_model, model_stem
 from supervisor.flags import CORE_SECTIONS, flag_fields, flags_of, parse_flags
@@ -38,10 +38,9 @@ def read_entries(section: ModelsConfig) -> tuple[ModelEntry, ...]:
     """Returns all models in order. Raises `UsageError` for every mistake that is seen without reading a model."""
     entries: dict[str, tuple[ModelEntry, str]] = {}
     for text in section.models:
-        try:
+        # a RuntimeError: ~USER without such a user
+        with errors_as(UsageError, f"--models {text}", of=(OSError, RuntimeError)):
             found = list(_read(text, parse_duration(section.keep_alive)))
-        except (OSError, RuntimeError) as error:  # the latter: ~USER without such a user
-            raise UsageError(f"--models {text}: {error}") from None
         if not found:
             raise UsageError(f"--models: {text} contains no models: neither files *.gguf nor folders with a model")
         for entry, where in found:
@@ -52,10 +51,8 @@ def read_entries(section: ModelsConfig) -> tuple[ModelEntry, ...]:
             entries[entry.name] = entry, where
     for entry, where in entries.values():
         if len(entry.flags) > 2:
-            try:
+            with errors_as(UsageError, where, of=UsageError):
                 check_flags(parse_flags(model_flags(section.shared_flags, entry)))
-            except UsageError as error:
-                raise UsageError(f"{where}: {error}") from None
     return tuple(entry for entry, _ in entries.values())
 
 
@@ -87,10 +84,8 @@ def _read(text: str, keep_alive_s: float) -> Iterator[tuple[ModelEntry, str]]:
 
 
 def _read_file(file: Path, keep_alive_s: float) -> Iterator[tuple[ModelEntry, str]]:
-    try:
+    with errors_as(UsageError, f"--models: {file} is not a readable file in TOML", of=(OSError, ValueError)):
         content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--models: {file} is not a readable file in TOML: {error}") from None
     tables = content.pop("models", {})
     if content or not tables or not isinstance(tables, dict):
         raise UsageError(f"{file}: {next(iter(content), 'models')}: the file has a table [models.NAME] for each model")
@@ -108,10 +103,8 @@ def _read_table(name: str, table: dict[str, Any], folder: Path, where: str, keep
     if not isinstance(preload, bool):
         raise UsageError(f"{where}: preload: it must be true or false")
     if keep_alive is not None:
-        try:
+        with errors_as(UsageError, f"{where}: keep-alive", of=ValueError):
             keep_alive_s = parse_duration(str(keep_alive))
-        except ValueError as error:
-            raise UsageError(f"{where}: keep-alive: {error}") from None
     entry = _entry(name, _find(model, folder, f"{where}: model"), keep_alive_s)
     flags = [flag for key, value in table.items() for flag in _flags(key, value, f"{where}: {key}")]
     return replace(entry, flags=(*entry.flags, *flags), preload=preload)

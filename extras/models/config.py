@@ -9,7 +9,7 @@ import msgspec
 
 from messages.config.flag import Flag, PositiveFloat
 from messages.config.server import Config, ExtraConfig
-from messages.errors import UsageError, quoted
+from messages.errors import UsageError, errors_as, quoted
 
 UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 NUMBER = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
@@ -82,10 +82,8 @@ class ModelsConfig(ExtraConfig, frozen=True, kw_only=True):
             if self != ModelsConfig():
                 raise UsageError("--keep-alive and --models-memory-gb: they go with --models")
             return config
-        try:
+        with errors_as(UsageError, "--keep-alive", of=ValueError):
             parse_duration(self.keep_alive)
-        except ValueError as error:
-            raise UsageError(f"--keep-alive: {error}") from None
         return config
 
 

@@ -58,7 +58,7 @@ class Host:
         self._channel: AskServer[ToHost] = AskServer(link.run_dir.socket("models"), ToHost)
         self._watchers: set[bytes] = set()
         self._watched: set[int] = set()
-        link.add_channel(self._channel)
+        link.waiter.add_channel(self._channel)
         for server in self._servers.values():
             server.find_running()
         self._sent = Models(())

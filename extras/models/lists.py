@@ -72,7 +72,7 @@ class ModelLists:
     def _entry(self, name: str, adapter: tuple[str, str] | None = None) -> Entry:
         """Returns the entry of a model, or of an `adapter` (name, directory) for it, whose state is the same."""
         config, description = self._table.config(name), self._table.reports[name].description
-        facts = config.facts if config else _unknown(name)
+        facts = config.facts if config else ModelFacts(served_names=(name,))
         shown, directory = adapter or (name, None)
         model_format = self._find_format(config, description.config_file) if config and description else None
         entry: Entry = asdict(make_card(facts, self._created_s, shown, directory, model_format))
@@ -104,10 +104,6 @@ class ModelLists:
         if error := state.error or (description.error if description else ""):
             status |= {"failed": True, "error": error}
         return status
-
-
-def _unknown(name: str) -> ModelFacts:
-    return ModelFacts(model_dir="", tokenizer_dir="", served_names=(name,), vocab_size=0, max_model_len=0)
 
 
 def expires_at(residency: Residency, name: str) -> str | None:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import InitVar, dataclass, field
 from math import inf
 from typing import NamedTuple
 
@@ -36,35 +37,30 @@ class Lease(NamedTuple):
     load_ms: float | None = None
 
 
+@dataclass(eq=False)
 class Loads:
     """`ask` sends to the host. A request waits for at most `hold_s`, and at most `max_waiting` do."""
 
-    def __init__(
-        self,
-        entries: Iterable[ModelEntry],
-        table: ModelTable,
-        residency: Residency,
-        ask: Callable[[ToHost], None],
-        hold_s: float,
-        max_waiting: int,
-    ):
-        self._entries = {entry.name: entry for entry in entries}
-        self._table = table
-        self._residency = residency
-        self._ask = ask
-        self._hold_s = hold_s
-        self._max_waiting = max_waiting
-        self._waiting: dict[str, list[Waiter]] = {}
-        """By model, in order of the first request for each; empty for one that is loaded by command."""
+    _entry_list: InitVar[Iterable[ModelEntry]]
+    _table: ModelTable
+    _residency: Residency
+    _ask: Callable[[ToHost], None]
+    _hold_s: float
+    _max_waiting: int
+    _waiting: dict[str, list[Waiter]] = field(default_factory=dict[str, list[Waiter]])
+    """By model, in order of the first request for each; empty for one that is loaded by command."""
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
+    is_leaving: bool = False
+    """Another router decides now what is unloaded without need."""
+    _looks: dict[str, float] = field(default_factory=dict[str, float])
+    """When the host was asked to read files again; what it reported before it got the order is not the answer."""
+
+    def __post_init__(self, _entry_list: Iterable[ModelEntry]):
         self._plan = Plan(frozenset(), (), (), {}, {})
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.is_leaving = False
-        """Another router decides now what is unloaded without need."""
-        self._looks: dict[str, float] = {}
-        """When the host was asked to read files again; what it reported before it got the order is not the answer."""
-        table.on_change = self.advance
-        table.on_failure = self._record_failure
-        table.on_served = lambda name: residency.record_ready(name, time.monotonic())
+        self._entries = {entry.name: entry for entry in _entry_list}
+        self._table.on_change = self.advance
+        self._table.on_failure = self._record_failure
+        self._table.on_served = lambda name: self._residency.record_ready(name, time.monotonic())
 
     @property
     def num_waiting(self) -> int:

@@ -7,6 +7,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import Annotated, cast
@@ -88,26 +89,17 @@ class Forwarding(Endpoint, frozen=True):
         return route
 
 
+@dataclass(eq=False)
 class RouterApi:
     """`gauges` are the router's own sizes, for `/health`."""
 
-    def __init__(
-        self,
-        link: ProcessLink,
-        table: ModelTable,
-        loads: Loads,
-        forwarder: Forwarder,
-        processes: ProcessView,
-        gauges: Callable[[], dict[str, float]],
-    ):
-        self._link = link
-        self._table = table
-        self._loads = loads
-        self._forwarder = forwarder
-        self._keys = forwarder.keys
-        self._processes = processes
-        self._gauges = gauges
-        self._names = BodyDecoder(ModelName)
+    _link: ProcessLink
+    _table: ModelTable
+    _loads: Loads
+    _forwarder: Forwarder
+    _processes: ProcessView
+    _gauges: Callable[[], dict[str, float]]
+    _names: BodyDecoder[ModelName] = field(default_factory=lambda: BodyDecoder(ModelName))
 
     async def health(self, request: Request) -> JsonReply:
         """200 if the router serves, whether or not models are loaded."""
@@ -138,7 +130,7 @@ class RouterApi:
         body = (await self._names.receive(request)).fields
         await self._forwarder.wait_known()
         name = find_model(self._table, body.model, request)
-        self._keys.check(name, request.scope["headers"])
+        self._forwarder.keys.check(name, request.scope["headers"])
         return name
 
 
@@ -216,7 +208,7 @@ class ModelRouter(Front):
             bodies=BodyBudget(config.http.max_body_bytes * BODIES, bool),
             on_response=self._record_response,
         )
-        self._server = HttpServer(rules.with_cors(app), config.http, self._start, self._tick)
+        self._server = HttpServer(rules.origins.with_cors(app), config.http, self._start, self._tick)
         link.profiler.loop = None  # an event loop has no turns that could be seen from here
 
     def gauges(self) -> dict[str, float]:

@@ -51,9 +51,7 @@ def add_facts(config: Config) -> Config:
     section = replace(section, models_memory_gb=memory_gb, shared_flags=shared_flags(config))
     section = replace(section, entries=read_entries(section))
     names = tuple(entry.name for entry in section.entries)
-    facts = ModelFacts(
-        model_dir="", tokenizer_dir="", served_names=names, vocab_size=0, max_model_len=0, has_chat_template=True
-    )
+    facts = ModelFacts(served_names=names, has_chat_template=True)
     run = replace(config.run, data_parallel=0, black_box_mb=0)
     return section.put_into(replace(config, model=ModelConfig(), facts=facts, run=run))
 

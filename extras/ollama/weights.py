@@ -1,7 +1,6 @@
 """What Ollama's clients show of a model's weights: their size, parameters and most common number format."""
 
 import hashlib
-import json
 import struct
 from collections import Counter
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import NamedTuple
 from messages.errors import BootError
 from runtime.gguf.gguf_file import SUFFIX, read_gguf
 from runtime.model_files import is_weight_file
+from runtime.stage_files import read_safetensors_header
 
 UNITS = ((10**9, "B"), (10**6, "M"), (10**3, "K"))
 
@@ -63,7 +63,5 @@ def _tensors(file: Path) -> Iterator[tuple[str, int]]:
         for tensor in read_gguf(file).tensors.values():
             yield tensor.type.name, prod(tensor.shape)
     elif file.suffix == ".safetensors":
-        with file.open("rb") as opened:
-            (num_bytes,) = struct.unpack("<Q", opened.read(8))
-            header = json.loads(opened.read(min(num_bytes, file.stat().st_size)))
-        yield from ((tensor["dtype"], prod(tensor["shape"])) for name, tensor in header.items() if name[0] != "_")
+        _, tensors = read_safetensors_header(file)
+        yield from ((tensor["dtype"], prod(tensor["shape"])) for tensor in tensors.values())

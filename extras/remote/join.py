@@ -11,7 +11,7 @@ from extras.remote.join_keys import JoinKeys, check_address, read_keys
 from extras.remote.machine import check_processors, make_config
 from extras.remote.model_fetch import ModelFetch
 from extras.remote.session import EngineEndedError, NoHeadError, RefusedError, Session, StopSignalError
-from messages.errors import BootError, UsageError
+from messages.errors import BootError, UsageError, errors_as
 from messages.program import PROGRAM
 from runtime.lifeline import ask_for_death_signal, clear_run, make_lifeline
 from runtime.run_dir import RunDir, claim, default_path
@@ -89,10 +89,8 @@ def claim_new() -> tuple[RunDir, int]:
     prefix = default_path(f"join-{os.getpid()}-")
     for left_over in prefix.parent.glob(default_path("join-*").name):
         clear_run(RunDir(left_over))
-    try:
+    with errors_as(BootError, f"no run directory can be created in {prefix.parent}"):
         path = tempfile.mkdtemp(prefix=prefix.name, dir=prefix.parent)
-    except OSError as error:
-        raise BootError(f"no run directory can be created in {prefix.parent}: {error.strerror}") from None
     return claim(Path(path))
 
 

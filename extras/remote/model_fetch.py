@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from extras.remote import file_messages
 from extras.remote.session import Session
-from messages.errors import BootError
+from messages.errors import BootError, errors_as
 from runtime.own_directory import own_directory
 from supervisor.console import Console
 from supervisor.manifest import identify_file
@@ -52,7 +52,7 @@ class ModelFetch:
                 raise BootError(f"the head has listed a file of the name {file.name!r}")
         key = hashlib.sha256(repr(sorted(map(repr, files))).encode()).hexdigest()[:16]
         folder = models_dir() / key
-        try:
+        with errors_as(BootError, f"the model cannot be kept in {folder}"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._locked(folder):
                 lacking = [file for file in files if not _is_there(folder / file.name, file, local)]
@@ -60,8 +60,6 @@ class ModelFetch:
                 for number, file in enumerate(lacking, start=1):
                     transfer = Transfer(directory, file, folder / f"{file.name}.part")
                     self._fetch(transfer, f"{file.name} ({number} of {len(lacking)})")
-        except OSError as error:
-            raise BootError(f"the model cannot be kept in {folder}: {error.strerror}") from None
         return folder
 
     @contextmanager

@@ -53,8 +53,8 @@ class Proxy:
         self._address = address
         keys = read_keys(link.run_dir.head_keys, HeadKeys)
         self._channel: HeadChannel[wire.ToProxy] = HeadChannel(address, keys, wire.ToProxy)
-        link.add_channel(self._channel)
-        link.add_channel(self._channel.connections)
+        link.waiter.add_channel(self._channel)
+        link.waiter.add_channel(self._channel.connections)
         link.on_instruction = self._hand_on_instruction
         self._joiner: bytes | None = None
         self._placement = self._make_placement() if RemoteConfig.of(link.config).ray else None
@@ -212,7 +212,7 @@ class Proxy:
             return
         rank, engine = rank_of(link.name), worker_number(link.name)
         self._hops = Receiver(link.run_dir.socket(hops_of(rank, engine)), Any)  # hidden states are not recorded
-        link.add_channel(self._hops)
+        link.waiter.add_channel(self._hops)
         self._outbox = link.make_sender(hops_of((rank + 1) % link.config.run.num_ranks, engine))
 
     def _begin_fetch(self, done: InstructionDone) -> InstructionDone:

@@ -43,13 +43,8 @@ def check_possible(setting: Setting, calibration: Calibration) -> None:
 
 def make_config(setting: Setting, calibration: Calibration) -> Config:
     """Returns the configuration for the scheduler alone."""
-    facts = ModelFacts(
-        model_dir="",
-        tokenizer_dir="",
-        served_names=(calibration.model,),
-        vocab_size=VOCAB_SIZE,
-        max_model_len=calibration.max_model_len,
-    )
+    names, max_model_len = (calibration.model,), calibration.max_model_len
+    facts = ModelFacts(served_names=names, vocab_size=VOCAB_SIZE, max_model_len=max_model_len)
     cache = CacheConfig(block_size=calibration.block_size, enable_prefix_caching=setting.enable_prefix_caching)
     num_drafts = calibration.num_speculative_tokens
     scheduling = SchedulingConfig(

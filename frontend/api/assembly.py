@@ -17,12 +17,13 @@ from frontend.api.anthropic.endpoints import MessagesApi, messaging
 from frontend.api.generate.generate import GenerateApi
 from frontend.api.openai.chat import ChatApi
 from frontend.api.openai.completions import CompletionApi
+from frontend.api.operate.aborts import AbortApi
 from frontend.api.operate.adapters import AdapterApi, adapting
 from frontend.api.operate.cache import CacheApi
 from frontend.api.operate.health import HealthApi
 from frontend.api.operate.info import InfoApi
 from frontend.api.operate.metrics import MetricsApi
-from frontend.api.operate.requests import AbortApi, RequestsApi
+from frontend.api.operate.requests import RequestsApi
 from frontend.api.operate.tokens import TokensApi
 from frontend.api.responses.endpoints import ResponsesApi
 from frontend.api.responses.routes import responding
@@ -31,7 +32,6 @@ from frontend.http.access import AccessRules
 from frontend.http.app import App
 from frontend.http.endpoint import Endpoint
 from frontend.http.openapi import OpenApiApi
-from frontend.http.stream import OpenStreams
 from frontend.metrics.adapter_collector import AdapterCollector
 from frontend.metrics.process_collector import ProcessCollector
 from frontend.metrics.request_collector import RequestCollector
@@ -76,14 +76,7 @@ def make_app(service: Service, endpoints: list[Endpoint], rules: AccessRules) ->
         bodies=service.bodies,
         on_response=service.record_response,
     )
-    return rules.with_cors(app)
-
-
-def make_watching(
-    service: Service, streams: OpenStreams, metrics: MetricsApi, gauges: Callable[[], dict[str, float]]
-) -> Watching:
-    """`gauges` are those of this process, for `/health`."""
-    return Watching(HealthApi(service, gauges), RequestsApi(service, streams), metrics)
+    return rules.origins.with_cors(app)
 
 
 def make_endpoints(context: FrontendContext, watching: Watching) -> list[Endpoint]:
@@ -123,7 +116,7 @@ def make_metrics(
         service.metrics,
         service.admission,
         gauges,
-        num_continued=lambda: continuations.num_resubmitted,
+        lambda: continuations.num_resubmitted,
     )
     adapters = AdapterCollector(service.config.model.num_lora_slots, service.registry)
     return MetricsApi(

@@ -13,19 +13,12 @@ from frontend.api.openai.chat_reply import ChatChunk, ChatCompletion
 from frontend.api.openai.completion_reply import Completion
 from frontend.api.openai.completions import CompletionApi, CompletionBody
 from frontend.api.operate import cache
+from frontend.api.operate.aborts import AbortApi, AbortBody, AbortReply
 from frontend.api.operate.health import MAX_PROBE_TIMEOUT_S, Health, HealthApi, LoadReply, ProbeReply
 from frontend.api.operate.info import InfoApi, ModelCard, ModelList, ServerInfo, VersionReply
 from frontend.api.operate.metrics import MetricsApi
 from frontend.api.operate.request_view import RequestState
-from frontend.api.operate.requests import (
-    MAX_LIMIT,
-    AbortApi,
-    AbortBody,
-    AbortReply,
-    RequestReply,
-    RequestsApi,
-    RequestsReply,
-)
+from frontend.api.operate.requests import MAX_LIMIT, RequestReply, RequestsApi, RequestsReply
 from frontend.api.operate.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply, TokensApi
 from frontend.http.endpoint import Endpoint, Name, Parameter, limit_of
 from frontend.requests.timeline import Stage

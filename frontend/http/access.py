@@ -163,23 +163,19 @@ class AccessRules:
         self.keys = keys
         self._is_private = http.is_private
         self._hosts = AllowedHosts(http.allowed_hosts, bound_address)
-        self._origins = AllowedOrigins(http.cors_allow_origins)
+        self.origins = AllowedOrigins(http.cors_allow_origins)
 
     def check(self, access: Access, scope: Scope) -> Client:
         """Returns who sends the request. Raises `RequestError`: 403, or 401 if a key is missing or wrong."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._hosts.check(headers)
-        self._origins.check(scope["method"], scope["scheme"], headers)
+        self.origins.check(scope["method"], scope["scheme"], headers)
         if access == "operator":
             check_is_local(scope["client"], scope["scheme"], headers)
         client = self.keys.check(access, headers)
         if client.name:
             return client
         return replace(client, name=address_of(scope["client"], headers, is_private=self._is_private))
-
-    def with_cors(self, app: ASGIApp) -> ASGIApp:
-        """Returns `app` with CORS headers for the allowed origins."""
-        return self._origins.with_cors(app)
 
 
 def check_is_local(client: tuple[str, int] | None, scheme: str, headers: Collection[tuple[bytes, bytes]]) -> None:

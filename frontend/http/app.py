@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -25,6 +26,7 @@ START_GRACE_S = 0.25
 log = logging.getLogger("sluice.frontend")
 
 
+@dataclass(eq=False)
 class App:
     """Replies 503 on every path except early endpoints until all processes have been ready once.
 
@@ -32,30 +34,23 @@ class App:
     `root_path`: some proxies strip it, others do not.
     """
 
-    def __init__(
-        self,
-        endpoints: Sequence[Endpoint],
-        processes: ProcessView,
-        rules: AccessRules,
-        requests: HttpRequests,
-        root_path: str = "",
-        *,
-        bodies: BodyBudget | None = None,
-        on_response: Callable[[RequestTrace], None],
-    ):
-        self._routes: list[tuple[Route, Endpoint]] = [(endpoint.route(), endpoint) for endpoint in endpoints]
+    _endpoints: Sequence[Endpoint]
+    _processes: ProcessView
+    _rules: AccessRules
+    _requests: HttpRequests
+    _root_path: str = ""
+    _: KW_ONLY
+    bodies: BodyBudget | None = None
+    on_response: Callable[[RequestTrace], None]
+
+    def __post_init__(self):
+        self._routes: list[tuple[Route, Endpoint]] = [(endpoint.route(), endpoint) for endpoint in self._endpoints]
         self._router = Router([route for route, _ in self._routes], redirect_slashes=False)
-        self._requests = requests
-        self._processes = processes
-        self._rules = rules
-        self._root_path = root_path
-        self._bodies = bodies
-        self._on_response = on_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._root_path and scope["path"].startswith(f"{self._root_path}/"):
             scope["path"] = scope["path"].removeprefix(self._root_path)
-        trace = RequestTrace(scope, self._bodies)
+        trace = RequestTrace(scope, self.bodies)
         scope["sluice.trace"], trace.receive = trace, receive
         scope["app"] = self
         endpoint = self._find_endpoint(trace.path)
@@ -82,7 +77,7 @@ class App:
         finally:
             seconds = (time.monotonic_ns() - trace.received_ns) / 1e9
             self._requests.record(endpoint and endpoint.template, trace.method, trace.shown_status, seconds)
-            self._on_response(trace)
+            self.on_response(trace)
             trace.write_line(is_quiet=endpoint is not None and endpoint.is_polled)
 
     def _methods(self, endpoint: Endpoint) -> str:

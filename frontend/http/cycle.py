@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
@@ -21,40 +22,33 @@ BODILESS = frozenset({204, 304})
 _UNSAFE_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
+@dataclass(eq=False)
 class RequestCycle:
     """`on_end` is called after the response.
 
     A response of unknown length is chunked; for an HTTP/1.0 client, closing the connection ends it.
     """
 
-    def __init__(
-        self,
-        scope: Scope,
-        transport: asyncio.Transport,
-        flow: FlowControl,
-        default_headers: list[tuple[bytes, bytes]],
-        on_end: Callable[[], None],
-    ):
-        self._scope = scope
-        self._transport = transport
-        self._flow = flow
-        self._default_headers = default_headers
-        self._on_end = on_end
-        self._news = asyncio.Event()
-        self._body = bytearray()
-        self._has_left = False
-        self._is_cut = False
-        self._is_chunked = False
-        self._num_missing_bytes: int | None = None
-        """Bytes of the announced response length that have not been written."""
-        self.awaits_continue = False
-        """The client sends the body only after an interim response."""
-        self.more_body = True
-        """The request's body is incomplete."""
-        self.is_last = False
-        """The connection closes after this response."""
-        self.has_begun = False
-        self.has_ended = False
+    _scope: Scope
+    _transport: asyncio.Transport
+    _flow: FlowControl
+    _default_headers: list[tuple[bytes, bytes]]
+    _on_end: Callable[[], None]
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _body: bytearray = field(default_factory=bytearray)
+    _has_left: bool = False
+    _is_cut: bool = False
+    _is_chunked: bool = False
+    _num_missing_bytes: int | None = None
+    """Bytes of the announced response length that have not been written."""
+    awaits_continue: bool = False
+    """The client sends the body only after an interim response."""
+    more_body: bool = True
+    """The request's body is incomplete."""
+    is_last: bool = False
+    """The connection closes after this response."""
+    has_begun: bool = False
+    has_ended: bool = False
 
     @property
     def http_version(self) -> str:

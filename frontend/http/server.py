@@ -16,7 +16,7 @@ from uvicorn.server import Server
 
 from frontend.http.protocol import HttpProtocol
 from messages.config.server import HttpConfig
-from messages.errors import BootError
+from messages.errors import BootError, errors_as
 
 LISTEN_FD = "SLUICE_LISTEN_FD"
 """Environment variable with the descriptor of a listening socket that the launcher passes on."""
@@ -147,11 +147,9 @@ def check_certificates(http: HttpConfig) -> None:
     except OSError as error:
         key_flag = f" --ssl-keyfile {http.ssl_keyfile}" if http.ssl_keyfile else ""
         raise BootError(f"--ssl-certfile {http.ssl_certfile}{key_flag}: {error.strerror or error}") from None
-    try:
+    with errors_as(BootError, f"--ssl-ca-certs {http.ssl_ca_certs}"):
         if http.ssl_ca_certs:
             context.load_verify_locations(http.ssl_ca_certs)
-    except OSError as error:
-        raise BootError(f"--ssl-ca-certs {http.ssl_ca_certs}: {error.strerror or error}") from None
 
 
 def _refuse_password() -> str:
@@ -163,17 +161,11 @@ def open_listener(http: HttpConfig) -> tuple[socket.socket, bool]:
     """Returns the listening socket, and whether it was opened here. Raises `BootError` if the port is in use."""
     descriptor = os.environ.get(LISTEN_FD)
     if descriptor is not None:
-        try:
+        with errors_as(BootError, f"{LISTEN_FD}={descriptor} is not a listening socket", of=(ValueError, OSError)):
             return socket.socket(fileno=int(descriptor)), False
-        except (ValueError, OSError) as error:
-            raise BootError(f"{LISTEN_FD}={descriptor} is not a listening socket: {error}") from None
     family = socket.AF_INET6 if ":" in http.host else socket.AF_INET
-    try:
+    with errors_as(BootError, f"cannot listen on {http.host} port {http.port}", "; choose another --port"):
         return socket.create_server((http.host, http.port), family=family, backlog=BACKLOG), True
-    except OSError as error:
-        raise BootError(
-            f"cannot listen on {http.host} port {http.port}: {error.strerror}; choose another --port"
-        ) from None
 
 
 def base_url(http: HttpConfig, host: str, port: int) -> str:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -108,6 +108,7 @@ class OpenStreams:
         return time.monotonic() - stream.wrote_s >= self._keepalive_s
 
 
+@dataclass(eq=False)
 class EventStream:
     """An ASGI response that writes the events of `choices`, which share `changed`, as they arrive.
 
@@ -115,30 +116,23 @@ class EventStream:
     An error of one choice ends the request. With `shows_progress`, comments have the request's place in the queue.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        streams: OpenStreams,
-        choices: Sequence[Generation],
-        events: EventWriter,
-        *,
-        shows_progress: bool = False,
-    ):
-        self._service = service
-        self._streams = streams
-        self._choices = choices
-        self._events = events
-        self._running = list(choices)
+    _service: Service
+    _streams: OpenStreams
+    _choices: Sequence[Generation]
+    _events: EventWriter
+    shows_progress: bool = field(default=False, kw_only=True)
+    _is_behind: bool = False
+    """More steps have arrived than fit one write."""
+    _place: QueuePlace | None = None
+    _comment: bytes = b""
+    """To be written before the next tokens."""
+    wrote_s: float = field(default_factory=time.monotonic)
+    is_writing: bool = False
+    """The stream is waiting for its client to read."""
+
+    def __post_init__(self):
+        self._running = list(self._choices)
         """Choices whose end has not been written."""
-        self._is_behind = False
-        """More steps have arrived than fit one write."""
-        self._shows_progress = shows_progress
-        self._place: QueuePlace | None = None
-        self._comment = b""
-        """To be written before the next tokens."""
-        self.wrote_s = time.monotonic()
-        self.is_writing = False
-        """The stream is waiting for its client to read."""
 
     def uids(self) -> list[int]:
         """Returns the choices whose end has not been written."""
@@ -146,7 +140,7 @@ class EventStream:
 
     def has_moved(self) -> bool:
         """Returns True if its place in the queue has changed and is to be shown. Call it once a second."""
-        place = find_place(self._running) if self._shows_progress and not self.is_writing else None
+        place = find_place(self._running) if self.shows_progress and not self.is_writing else None
         if place is None or place == self._place:
             return False
         self._place, self._comment = place, sse.comment("progress", place)

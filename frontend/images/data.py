@@ -15,7 +15,7 @@ HEAD_CHARS = 256
 def read_data(url: str, where: str, max_bytes: int) -> bytearray:
     """Returns the bytes of an image. Its declared type is not read. Raises `RequestError` (400)."""
     start = 0
-    if is_data_url(url):
+    if url[:5].lower() == "data:":
         head, comma, _ = url[:HEAD_CHARS].partition(",")
         if not comma or not head.lower().endswith(";base64"):
             raise bad_image(where, "a data: URL must be data:image/TYPE;base64,DATA", BAD_URL)
@@ -29,10 +29,6 @@ def read_data(url: str, where: str, max_bytes: int) -> bytearray:
         return _decode(url, start)
     except ValueError as error:  # binascii's errors are of this kind
         raise bad_image(where, f"the image is not valid base64: {error}", "invalid_base64") from None
-
-
-def is_data_url(url: str) -> bool:
-    return url[:5].lower() == "data:"
 
 
 def _decode(text: str, start: int) -> bytearray:

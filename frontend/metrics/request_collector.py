@@ -1,6 +1,7 @@
 """The request metrics under their public names: vLLM's if the meaning is the same, so that its dashboards work."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -15,23 +16,15 @@ from messages.ring.replies import FinishReason
 LABEL = "model_name"
 
 
+@dataclass(eq=False)
 class RequestCollector(Collector):
     """Shows `metrics` and refusals under `model_name`; `gauges` returns the current gauges of the process."""
 
-    def __init__(
-        self,
-        model_name: str,
-        metrics: RequestMetrics,
-        admission: Admission,
-        gauges: Callable[[], dict[str, float]],
-        num_continued: Callable[[], int],
-    ):
-        self._names = [LABEL]
-        self._labels = [model_name]
-        self._metrics = metrics
-        self._admission = admission
-        self._gauges = gauges
-        self._num_continued = num_continued
+    _model_name: str
+    _metrics: RequestMetrics
+    _admission: Admission
+    _gauges: Callable[[], dict[str, float]]
+    _num_continued: Callable[[], int]
 
     def collect(self) -> Iterator[Metric]:
         yield from self._counters()
@@ -44,7 +37,7 @@ class RequestCollector(Collector):
             ("sluice_streams", "Responses that are being streamed.", "streams"),
             ("sluice_connections", "Open connections of clients.", "connections"),
         ):
-            yield make_metric(GaugeMetricFamily, name, text, self._names, {tuple(self._labels): gauges[key]})
+            yield make_metric(GaugeMetricFamily, name, text, [LABEL], {(self._model_name,): gauges[key]})
 
     def _counters(self) -> Iterator[Metric]:
         metrics = self._metrics
@@ -85,24 +78,24 @@ class RequestCollector(Collector):
             ("request_params_max_tokens", "max_tokens of a request.", metrics.max_tokens),
             ("request_prefill_kv_computed_tokens", computed, metrics.computed_tokens),
         ):
-            family = HistogramMetricFamily(f"vllm:{name}", text, labels=self._names)
-            family.add_metric(self._labels, values.buckets(), values.total)
+            family = HistogramMetricFamily(f"vllm:{name}", text, labels=[LABEL])
+            family.add_metric([self._model_name], values.buckets(), values.total)
             yield family
 
     def _stages(self) -> Metric:
         family = HistogramMetricFamily(
             "sluice_request_stage_seconds",
             "Time of a request in each of its stages, as in /requests.",
-            labels=[*self._names, "stage"],
+            labels=[LABEL, "stage"],
         )
         for stage, spans in self._metrics.stage_s.items():
-            family.add_metric([*self._labels, stage], spans.buckets(), spans.total)
+            family.add_metric([self._model_name, stage], spans.buckets(), spans.total)
         return family
 
     def _counter(self, name: str, text: str, value: float) -> Metric:
-        return make_metric(CounterMetricFamily, name, text, self._names, {tuple(self._labels): value})
+        return make_metric(CounterMetricFamily, name, text, [LABEL], {(self._model_name,): value})
 
     def _by(self, name: str, text: str, label: str, values: Iterable[str], counts: Mapping[str, int]) -> Metric:
         """Returns a counter with a sample for each value of `label`."""
-        samples = {(*self._labels, value): counts.get(value, 0) for value in values}
-        return make_metric(CounterMetricFamily, name, text, [*self._names, label], samples)
+        samples = {(self._model_name, value): counts.get(value, 0) for value in values}
+        return make_metric(CounterMetricFamily, name, text, [LABEL, label], samples)

@@ -20,6 +20,7 @@ from frontend.parsing.json_calls import JsonArguments, JsonCalls
 from frontend.parsing.marks import Mark
 from frontend.parsing.pythonic_calls import PythonicCalls
 from frontend.parsing.whole_calls import VALUE, WholeCalls, WholeRule
+from messages.errors import errors_as
 
 Kind = Literal["content", "reasoning", "calls"]
 
@@ -166,10 +167,8 @@ def _read_mark(provided: dict[str, Any], key: str, where: str) -> Mark | None:
         raise FormatError(f"{where}: {key} must be texts that are not empty")
     if bool(texts) == bool(pattern):
         raise FormatError(f"{where}: give either {key} or {key}_pattern")
-    try:
+    with errors_as(FormatError, f"{where}: {key}_pattern is not a regular expression", of=regex.error):
         return Mark(texts, pattern or "")
-    except regex.error as error:
-        raise FormatError(f"{where}: {key}_pattern is not a regular expression: {error}") from None
 
 
 def _read_calls(field: dict[str, Any], opening: Mark) -> CallRule:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from frontend.errors import UnavailableError
@@ -10,6 +11,7 @@ from frontend.links.processes import ProcessView
 from frontend.requests.generation import Generation
 
 
+@dataclass(eq=False)
 class RestartHold:
     """Holds requests that have not been sent until they may enter the ring, at most `hold_s` after their arrival.
 
@@ -17,18 +19,13 @@ class RestartHold:
     waited too long, cannot be sent, or whose process will not come back.
     """
 
-    def __init__(
-        self,
-        hold_s: float,
-        processes: ProcessView,
-        send: Callable[[Sequence[Generation]], None],
-        refuse: Callable[[Generation, UnavailableError], None],
-    ):
-        self._hold_s = hold_s
-        self._processes = processes
-        self._send = send
-        self._refuse = refuse
-        self._held: dict[int, tuple[Generation, asyncio.TimerHandle]] = {}
+    _hold_s: float
+    _processes: ProcessView
+    _send: Callable[[Sequence[Generation]], None]
+    _refuse: Callable[[Generation, UnavailableError], None]
+    _held: dict[int, tuple[Generation, asyncio.TimerHandle]] = field(
+        default_factory=dict[int, tuple[Generation, asyncio.TimerHandle]]
+    )
 
     def __len__(self) -> int:
         return len(self._held)

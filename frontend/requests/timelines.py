@@ -4,6 +4,7 @@ import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TypeVar
 
@@ -29,6 +30,7 @@ R = TypeVar("R", TokenizedRow, ChunkRow, WaitingRow, DelayedRow, PreemptedRow, P
 log = logging.getLogger("sluice.frontend")
 
 
+@dataclass(eq=False)
 class Timelines:
     """Keeps a request from its admission until its response is over, then as one of the latest `NUM_ENDED`.
 
@@ -36,21 +38,15 @@ class Timelines:
     its final reply. `on_end` is called with each timeline that has ended.
     """
 
-    def __init__(
-        self,
-        find_open: Callable[[int], Generation | None],
-        slow_request_s: float | None = None,
-        on_end: Callable[[Timeline], None] = lambda timeline: None,
-    ):
-        self._find_open = find_open
-        self._on_end = on_end
-        self._slow_request_s = slow_request_s
-        self._live: dict[int, Generation] = {}
-        self._ended: deque[Timeline] = deque(maxlen=NUM_ENDED)
-        self.steps = defaultdict[int, StepLog](StepLog)
-        """The step log of each engine."""
-        self.last_report_ns = 0
-        """Time of the scheduler's latest message, received through the detokenizer."""
+    _find_open: Callable[[int], Generation | None]
+    _slow_request_s: float | None = None
+    on_end: Callable[[Timeline], None] = lambda timeline: None
+    _live: dict[int, Generation] = field(default_factory=dict[int, Generation])
+    _ended: deque[Timeline] = field(default_factory=lambda: deque(maxlen=NUM_ENDED))
+    steps: defaultdict[int, StepLog] = field(default_factory=lambda: defaultdict(StepLog))
+    """The step log of each engine."""
+    last_report_ns: int = 0
+    """Time of the scheduler's latest message, received through the detokenizer."""
 
     @property
     def num_live(self) -> int:
@@ -77,7 +73,7 @@ class Timelines:
         timeline.end_ns = time.monotonic_ns()
         timeline.outcome = Outcome(final.finish_reason, len(generation.output_ids), self.step_ends(timeline))
         self._ended.append(timeline)
-        self._on_end(timeline)
+        self.on_end(timeline)
         total_s = (timeline.end_ns - timeline.received_ns) / 1e9
         if self._slow_request_s is not None and total_s >= self._slow_request_s:
             log.warning("slow request: %s", describe(timeline, timeline.end_ns), extra=generation.log_extra)

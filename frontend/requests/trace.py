@@ -95,7 +95,7 @@ class RequestTrace:
             counts["client"] = "left"
         tokens = "".join(f" {SHORT_NAMES.get(name, name)}={value}" for name, value in counts.items())
         total_ms = round((time.monotonic_ns() - self.received_ns) / 1e6, 1)
-        path, status = _printable(self.path), self.shown_status
+        path, status = self.path if self.path.isprintable() else repr(self.path), self.shown_status
         what = {"method": self.method, "path": path, "status": status, **counts, "total_ms": total_ms}
         log.log(
             level,
@@ -135,7 +135,3 @@ def _sent_id(headers: list[tuple[bytes, bytes]]) -> str | None:
             text = value.decode("latin-1")
             return text if _REQUEST_ID.match(text) else None
     return None
-
-
-def _printable(path: str) -> str:
-    return path if path.isprintable() else repr(path)

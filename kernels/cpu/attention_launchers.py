@@ -1,6 +1,5 @@
 """Calls of the C kernels of attention, as `launchers.py` has those of other operations."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -71,8 +70,7 @@ def _attend(
         is_float16=cache.keys.dtype == torch.float16,
         **lens,
     )
-    kernel.run(arguments)
-    return None
+    return kernel.run(arguments)
 
 
 def encoder_attention(
@@ -108,14 +106,8 @@ def encoder_attention(
         biases=address_of(bias_HX),
         bias_reach=0 if bias_HX is None else bias_HX.shape[1] // 2,
     )
-    kernel.run(arguments)
-    return None
+    return kernel.run(arguments)
 
 
 def has_kernel(cache: PagedKV, dtype: torch.dtype) -> bool:
     return cache.keys.dtype in (dtype, torch.int8) or (cache.keys.dtype, dtype) == (torch.float16, torch.float32)
-
-
-ATTENTION_LAUNCHERS: dict[str, Callable[..., Any]] = {
-    launcher.__name__: launcher for launcher in (paged_decode, paged_prefill, encoder_attention)
-}

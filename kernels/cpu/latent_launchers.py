@@ -1,6 +1,6 @@
 """Calls of the C kernels of latent attention, as `launchers.py` has those of other operations."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -76,8 +76,7 @@ def _attend_to_latents(
         is_float16=cache.keys.dtype == torch.float16,
         **lens,
     )
-    kernel.run(arguments)
-    return None
+    return kernel.run(arguments)
 
 
 def store_latents(
@@ -90,8 +89,7 @@ def store_latents(
     addresses = addresses_of(query_THD, latent_TL, norm.weight, cos_MX, sin_MX, norm.growth, *places)
     addresses += addresses_of(cache.keys, cache.key_scales, plain_HTN, rotated_HTX, ends_H)
     sizes = *query_THD.shape[:2], plain_HTN.shape[2], rotated_HTX.shape[2], len(norm.weight), query_row
-    kernel.run(kernel.arguments(*addresses, *sizes, cache.keys.dtype == torch.float16, norm.eps))
-    return None
+    return kernel.run(kernel.arguments(*addresses, *sizes, cache.keys.dtype == torch.float16, norm.eps))
 
 
 def join_heads(kernel: Kernel, x_HTV: Tensor, out_TA: Tensor | None) -> Tensor:
@@ -99,8 +97,3 @@ def join_heads(kernel: Kernel, x_HTV: Tensor, out_TA: Tensor | None) -> Tensor:
     out_TA = x_HTV.new_empty(num_tokens, num_heads * size) if out_TA is None else out_TA
     kernel.run(kernel.arguments(*addresses_of(x_HTV, out_TA), num_tokens, num_heads, size))
     return out_TA
-
-
-LATENT_LAUNCHERS: dict[str, Callable[..., Any]] = {
-    launcher.__name__: launcher for launcher in (latent_decode, latent_prefill, store_latents, join_heads)
-}

@@ -5,6 +5,7 @@ Shape legends are those of the operations.
 """
 
 import ctypes
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -19,12 +20,12 @@ from kernels.arguments.packed_fp8 import PackedFp8
 from kernels.arguments.paged_kv import InPlace, PagedKV
 from kernels.arguments.routes import MAX_EXPERTS, Routes, Routing
 from kernels.arguments.rows import HeadNorms, RopeTables
+from kernels.cpu import attention_launchers, latent_launchers, state_launchers
 from kernels.cpu.addresses import address_of, addresses_of
-from kernels.cpu.attention_launchers import ATTENTION_LAUNCHERS, has_kernel
+from kernels.cpu.arguments import STRUCTURES
+from kernels.cpu.attention_launchers import has_kernel
 from kernels.cpu.huge_pages import empty_huge
-from kernels.cpu.latent_launchers import LATENT_LAUNCHERS
 from kernels.cpu.library import Kernel, find_kernel
-from kernels.cpu.state_launchers import STATE_LAUNCHERS
 
 GELUS: dict[str | None, int] = {None: 0, "tanh": 1, "exact": 2}
 """The kinds of GELU in C."""
@@ -322,15 +323,11 @@ def apply_bitmask(kernel: Kernel, logits_SV: Tensor, rows_A: Tensor, bitmask_AW:
 
 
 LAUNCHERS: dict[str, Callable[..., Any]] = {
-    launcher.__name__: launcher
-    for launcher in (
-        *(embed, layer_norm, rms_norm, rescale, gelu, gelu_mul, relu_squared, rotate_store),
-        *(pack_linear, packed_linear, fp8_linear, quantize, sum_magnitudes, apply_bitmask),
-        *(block_linear, lora_linear, look_up_blocks, pack_blocks, route_tokens, gather_rows, combine_experts),
-        *(expert_packed_linear, expert_block_linear),
-    )
+    name: launcher
+    for names in map(vars, (attention_launchers, latent_launchers, state_launchers, sys.modules[__name__]))
+    for name, launcher in names.items()
+    if name in STRUCTURES
 }
-LAUNCHERS |= ATTENTION_LAUNCHERS | LATENT_LAUNCHERS | STATE_LAUNCHERS
 LAUNCHERS |= dict.fromkeys(("greedy", "sample", "draw"), choose_tokens)
 LAUNCHERS["rounded_linear"] = packed_linear
 LAUNCHERS |= dict.fromkeys(("silu_mul", "swiglu_oai"), gate_mul)

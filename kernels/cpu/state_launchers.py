@@ -1,6 +1,5 @@
 """Calls of the C kernels of recurrent and of kept hidden states, as in `launchers.py`."""
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -50,8 +49,7 @@ def short_conv(
         is_gated=is_gated,
         **_of_rows(rows),
     )
-    kernel.run(arguments)
-    return None
+    return kernel.run(arguments)
 
 
 def mamba_scan(
@@ -85,8 +83,7 @@ def mamba_scan(
         longest=decay.longest,
         **_of_rows(rows),
     )
-    kernel.run(arguments)
-    return None
+    return kernel.run(arguments)
 
 
 def gated_delta(
@@ -118,8 +115,7 @@ def gated_delta(
         has_tiled_heads=has_tiled_heads,
         **_of_rows(rows),
     )
-    kernel.run(arguments)
-    return None
+    return kernel.run(arguments)
 
 
 def gated_norm(
@@ -154,10 +150,3 @@ def join_hidden(kernel: Kernel, embedded_TE: Tensor, kept_SE: Tensor, slots_T: T
     out_TJ = embedded_TE.new_empty(num_tokens, 2 * size)
     kernel.run(kernel.arguments(*addresses_of(embedded_TE, kept_SE, slots_T, *weights, out_TJ), num_tokens, size, eps))
     return out_TJ
-
-
-STATE_LAUNCHERS: dict[str, Callable[..., Any]] = {
-    launcher.__name__: launcher
-    for launcher in (short_conv, mamba_scan, gated_delta, gated_norm, sigmoid_gate, store_hidden, join_hidden)
-}
-"""By operation."""

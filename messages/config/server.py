@@ -235,11 +235,11 @@ CHAT_SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the launcher found out about the model; not flags."""
 
-    model_dir: str
-    tokenizer_dir: str
-    served_names: tuple[str, ...]
-    vocab_size: int
-    max_model_len: int
+    model_dir: str = ""
+    tokenizer_dir: str = ""
+    served_names: tuple[str, ...] = ()
+    vocab_size: int = 0
+    max_model_len: int = 0
     """Longest prompt plus output in tokens, `--max-model-len` applied."""
     eos_token_ids: tuple[int, ...] = ()
     sampling_defaults: dict[str, float] = {}

@@ -14,12 +14,14 @@ PERIOD = 4
 def qwen35_config(fields: ModelFields) -> dict[str, Any]:
     """Value heads of one key head do not follow each other in the file, unless there is one for each."""
     fields.require("expert_count", 0)
-    config = with_axes(_hybrid_config(fields), fields)
-    return config | {"has_tiled_value_heads": config["linear_num_key_heads"] < config["linear_num_value_heads"]}
+    return _with_tiled_heads(with_axes(_hybrid_config(fields), fields))
 
 
 def qwen35_moe_config(fields: ModelFields) -> dict[str, Any]:
-    config = with_axes(_hybrid_config(fields) | _experts(fields), fields)
+    return _with_tiled_heads(with_axes(_hybrid_config(fields) | _experts(fields), fields))
+
+
+def _with_tiled_heads(config: dict[str, Any]) -> dict[str, Any]:
     return config | {"has_tiled_value_heads": config["linear_num_key_heads"] < config["linear_num_value_heads"]}
 
 
@@ -42,17 +44,12 @@ def _hybrid_config(fields: ModelFields) -> dict[str, Any]:
     num_nextn = fields.num_nextn(num_all)
     flags = fields.flags("attention.recurrent_layers", num_all, fields.count("full_attention_interval", PERIOD))
     kinds = ["linear_attention" if is_recurrent else "full_attention" for is_recurrent in flags]
-    num_values = fields.count("ssm.time_step_rank")
     return {
         **config,
+        **_state_sizes(fields, DELTA_NAMES),
         "num_hidden_layers": num_all - num_nextn,
         "num_nextn_predict_layers": num_nextn,
         "layer_types": kinds[: num_all - num_nextn],
-        "linear_num_key_heads": fields.count("ssm.group_count"),
-        "linear_num_value_heads": num_values,
-        "linear_key_head_dim": fields.count("ssm.state_size"),
-        "linear_value_head_dim": fields.count("ssm.inner_size") // num_values,
-        "linear_conv_kernel_dim": fields.count("ssm.conv_kernel"),
     }
 
 
@@ -60,9 +57,14 @@ BAMBA_NAMES = "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state"
 MAMBA2_NAMES = "num_heads", "head_dim", "n_groups", "state_size", "conv_kernel"
 NEMOTRON_H_NAMES = "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel"
 """The sizes of Mamba blocks in config.json: heads, values per head, groups, state, taps of the convolution."""
+DELTA_NAMES = (
+    *("linear_num_value_heads", "linear_value_head_dim", "linear_num_key_heads", "linear_key_head_dim"),
+    "linear_conv_kernel_dim",
+)
+"""Likewise, of gated delta rules: value heads, their size, key heads, their size, taps."""
 
 
-def _mamba_sizes(fields: ModelFields, names: Sequence[str]) -> dict[str, int]:
+def _state_sizes(fields: ModelFields, names: Sequence[str]) -> dict[str, int]:
     heads = fields.count("ssm.time_step_rank")
     head_dim, groups = fields.count("ssm.inner_size") // heads, fields.count("ssm.group_count")
     sizes = heads, head_dim, groups, fields.count("ssm.state_size"), fields.count("ssm.conv_kernel")
@@ -71,7 +73,7 @@ def _mamba_sizes(fields: ModelFields, names: Sequence[str]) -> dict[str, int]:
 
 def mamba2_config(fields: ModelFields) -> dict[str, Any]:
     return {
-        **_mamba_sizes(fields, MAMBA2_NAMES),
+        **_state_sizes(fields, MAMBA2_NAMES),
         "hidden_size": fields.count("embedding_length"),
         "num_hidden_layers": fields.num_layers(),
         "max_position_embeddings": fields.count("context_length"),
@@ -93,7 +95,7 @@ def granite_hybrid_config(fields: ModelFields) -> dict[str, Any]:
     num_experts = fields.whole("expert_count")
     return {
         **config,
-        **_mamba_sizes(fields, BAMBA_NAMES),
+        **_state_sizes(fields, BAMBA_NAMES),
         "mamba_conv_bias": 0 in heads and fields.has(f"blk.{heads.index(0)}.ssm_conv1d.bias"),
         "mamba_expand": inner_size // hidden_size,
         "layer_types": ["full_attention" if num_heads else "linear_attention" for num_heads in heads],
@@ -115,7 +117,7 @@ def nemotron_h_config(fields: ModelFields) -> dict[str, Any]:
     kinds = ["full_attention" if heads else mlp if size else "linear_attention" for heads, size in sizes]
     return {
         **config,
-        **_mamba_sizes(fields, NEMOTRON_H_NAMES),
+        **_state_sizes(fields, NEMOTRON_H_NAMES),
         **({} if mlp == "mlp" else _nemotron_experts(fields)),
         "num_hidden_layers": num_layers - num_nextn,
         "num_nextn_predict_layers": num_nextn,
@@ -142,7 +144,7 @@ def falcon_h1_config(fields: ModelFields) -> dict[str, Any]:
     """The weights of the file have been multiplied by the factors of config.json."""
     return {
         **llama_config(fields),
-        **_mamba_sizes(fields, BAMBA_NAMES),
+        **_state_sizes(fields, BAMBA_NAMES),
         "mamba_conv_bias": fields.has("blk.0.ssm_conv1d.bias"),
         "mamba_d_ssm": fields.count("ssm.inner_size"),
         "mamba_rms_norm": fields.has("blk.0.ssm_norm.weight"),

@@ -5,6 +5,7 @@ from typing import Any, Self, TypeVar, cast
 
 import msgspec
 
+from messages.errors import errors_as
 from runtime.images.layout import Budget, Filter, Layout, Size
 
 T = TypeVar("T")
@@ -106,10 +107,8 @@ def field(fields: Fields, path: str, kind: type[T], default: T | None = None) ->
         if default is None:
             raise ValueError(f"{path} is missing")
         return default
-    try:
+    with errors_as(ValueError, path, of=msgspec.ValidationError):
         return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{path}: {error}") from None
 
 
 def count(fields: Fields, path: str, default: int | None = None) -> int:

@@ -1,7 +1,7 @@
 """A model's config.json, read with errors that name the field."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ MAX_LAYERS = 1_000
 
 
 Value = TypeVar("Value", int, str)
+Check = Callable[[Any], bool]
 
 
 class HfConfig:
@@ -47,37 +48,22 @@ class HfConfig:
 
     def number(self, name: str, default: float | None = None) -> float:
         """Returns a positive number."""
-        value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_NUMBER:
-            raise self.error(name, value, "a positive number")
-        return float(value)
+        return float(self._read(name, default, "a positive number", _is_positive))
 
     def optional_number(self, name: str) -> float | None:
         return None if self._fields.get(name) is None else self.number(name)
 
     def flag(self, name: str, default: bool) -> bool:
-        value = self._get(name, default)
-        if not isinstance(value, bool):
-            raise self.error(name, value, "true or false")
-        return value
+        return self._read(name, default, "true or false", lambda value: isinstance(value, bool))
 
     def text(self, name: str, default: str | None = None) -> str:
-        value = self._get(name, default)
-        if not isinstance(value, str):
-            raise self.error(name, value, "a text")
-        return value
+        return self._read(name, default, "a text", lambda value: isinstance(value, str))
 
     def texts(self, name: str) -> list[str]:
-        value = self._get(name, [])
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self.error(name, value, "a list of texts")
-        return value
+        return self._read_list(name, "a list of texts", lambda item: isinstance(item, str))
 
     def indices(self, name: str) -> list[int]:
-        value = self._get(name, [])
-        if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
-            raise self.error(name, value, "a list of indices")
-        return value
+        return self._read_list(name, "a list of indices", lambda item: type(item) is int and item >= 0)
 
     def integers(self, name: str, default: int | None = None) -> list[int]:
         """Returns a list of integers, or the only one, which may be negative."""
@@ -87,13 +73,12 @@ class HfConfig:
             raise self.error(name, value, "an integer or a list of integers")
         return value
 
+    @property
+    def num_layers(self) -> int:
+        return self.count("num_hidden_layers", most=MAX_LAYERS)
+
     def numbers(self, name: str) -> list[float]:
-        value = self._get(name, [])
-        if not isinstance(value, list) or not all(
-            type(item) in (int, float) and 0 < item <= MAX_NUMBER for item in value
-        ):
-            raise self.error(name, value, "a list of positive numbers")
-        return [float(item) for item in value]
+        return [float(item) for item in self._read_list(name, "a list of positive numbers", _is_positive)]
 
     def limits(self, name: str) -> tuple[float, float]:
         """Returns the smallest and the largest value, 0 and infinity if the field is missing.
@@ -150,8 +135,22 @@ class HfConfig:
         """Returns the error for a well-formed value that this server does not support."""
         return BootError(f"{self._where}: {name} is {_shown(value)}: {reason}")
 
+    def refuse_flag(self, name: str, reason: str, *, refused: bool = True) -> None:
+        """Raises `BootError` if a flag has this value, which is not its default."""
+        if self.flag(name, not refused) == refused:
+            raise self.refuse(name, refused, reason)
+
     def error(self, name: str, value: object, requested: str) -> BootError:
         return BootError(f"{self._where}: {name} must be {requested}, not {_shown(value)}")
+
+    def _read(self, name: str, default: object, requested: str, is_right: Check) -> Any:
+        value = self._get(name, default)
+        if not is_right(value):
+            raise self.error(name, value, requested)
+        return value
+
+    def _read_list(self, name: str, requested: str, is_right: Check) -> list[Any]:
+        return self._read(name, [], requested, lambda value: isinstance(value, list) and all(map(is_right, value)))
 
     def _get(self, name: str, default: object) -> Any:
         value = self._fields.get(name)
@@ -165,6 +164,10 @@ class HfConfig:
 def read_hf_config(model_dir: Path) -> HfConfig:
     """Raises `BootError` if there is no config.json or it is not a JSON object."""
     return HfConfig(read_config(model_dir / "config.json"))
+
+
+def _is_positive(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value <= MAX_NUMBER
 
 
 def _shown(value: object) -> str:

@@ -1,7 +1,7 @@
 """Runs planned steps on any device: launches a step, and returns its result on request."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -75,23 +75,23 @@ class RunnerParts:
 NO_PARTS = RunnerParts()
 
 
+@dataclass(eq=False)
 class Runner:
     """Launches steps in order. The result of a step is a function of its `Batch`, the KV cache, and the tokens of the
     previous step that the batch refers to."""
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        device: Device,
-        forward_passes: ForwardPasses,
-        limits: StepLimits,
-        num_pages: int,
-        parts: RunnerParts = NO_PARTS,
-    ):
-        self.num_pages = num_pages
-        self.max_num_batched_tokens = limits.max_num_batched_tokens
-        self.can_overlap = forward_passes.last_tokens is not None
-        self.can_plan_ahead = forward_passes.can_plan_ahead
+    _decoder: Decoder
+    _device: Device
+    forward_passes: ForwardPasses
+    _limits: StepLimits
+    num_pages: int
+    _parts: RunnerParts = NO_PARTS
+
+    def __post_init__(self):
+        decoder, parts = self._decoder, self._parts
+        self.max_num_batched_tokens = self._limits.max_num_batched_tokens
+        self.can_overlap = self.forward_passes.last_tokens is not None
+        self.can_plan_ahead = self.forward_passes.can_plan_ahead
         self.next_tokens = b""
         """The tokens of the step whose result was requested last."""
         self.degraded = parts.degraded
@@ -105,19 +105,15 @@ class Runner:
         """What the model has for LoRA adapters; `None`: its rows have none."""
         self.span_rows = decoder.span_rows
         """Takes the rows of spans in prompts; `None`: prompts have none."""
-        self.forward_passes = forward_passes
         place = decoder.pipeline.place
         self._is_last, self.num_stages = place.is_last, place.num_stages
         """The stages that compute a step one after another; as many steps are computed at a time."""
         self._publish = parts.publish
-        self._limits = limits
-        self._decoder = decoder
         self._vocab_size = decoder.model.vocab_size
-        self._device = device
 
     def with_parts(self, parts: RunnerParts) -> "Runner":
         """Returns a runner with the same forward passes, whose captures it keeps, and these parts."""
-        return Runner(self._decoder, self._device, self.forward_passes, self._limits, self.num_pages, parts)
+        return replace(self, _parts=parts)
 
     def memory_gauges(self) -> dict[str, float]:
         """Returns the bytes of weights and KV cache, and the times of this stage if there are several.

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from messages.errors import ErrorInfo, RequestError, bad_request
@@ -48,6 +49,7 @@ class GrammarSource(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class Scheduler:
     """Receives messages, plans steps, commits their results, and collects replies for the detokenizer.
 
@@ -59,28 +61,22 @@ class Scheduler:
     continue. With `plans_decodes_alone` only steps of the same rows in DECODE are planned behind a step in flight.
     """
 
-    def __init__(
-        self,
-        cache: BlockAllocator,
-        limits: Limits,
-        budget: Budget,
-        draft_planner: DraftSource | None = None,
-        grammars: GrammarSource | None = None,
-        *,
-        plans_decodes_alone: bool = False,
-    ):
+    cache: BlockAllocator
+    _limits: Limits
+    _budget: Budget
+    _draft_planner: DraftSource | None = None
+    _grammars: GrammarSource | None = None
+    plans_decodes_alone: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self):
+        cache, limits, budget = self.cache, self._limits, self._budget
         assert cache.num_pages * cache.page_size >= limits.max_model_len
-        self.cache = cache
-        self._limits = limits
         self._stages = Stages(cache)
-        self._draft_planner = draft_planner
         self._resources = [observer for observer in cache.observers if isinstance(observer, Resource)]
-        self._policy = Policy(self._stages, cache, budget, draft_planner, self._resources)
+        self._policy = Policy(self._stages, cache, budget, self._draft_planner, self._resources)
         self._reports = ScheduleReports(self._stages, cache, self._policy)
         self._results = Results(self._stages, cache, self._resources)
         self._builder = BatchBuilder(cache.num_pages, cache.page_size, limits.max_model_len)
-        self._grammars = grammars
-        self._plans_decodes_alone = plans_decodes_alone
         self.num_stages = budget.num_stages
         self._groups = RowGroups(budget.num_stages)
         self._is_pipeline, self._max_in_flight = budget.num_stages > 1, max(2, budget.num_stages)
@@ -196,12 +192,12 @@ class Scheduler:
     def may_plan_behind(self) -> bool:
         """True if a step may be planned behind those in flight, as far as is known now."""
         planner = self._draft_planner
-        if planner is not None and not (self._is_pipeline or (self._plans_decodes_alone and planner.is_idle)):
+        if planner is not None and not (self._is_pipeline or (self.plans_decodes_alone and planner.is_idle)):
             return False  # drafts need all tokens, and how many the step in flight adds is unknown
         if not all(resource.may_plan_behind() for resource in self._resources):
             return False
         stages = self._stages
-        return not self._plans_decodes_alone or not (
+        return not self.plans_decodes_alone or not (
             self._policy.has_prompts or stages.decode.sampling.num_that_change_logits
         )
 

@@ -1,6 +1,7 @@
 """Receives commands from the operator's socket and the frontends, and runs them without blocking the loop."""
 
 import time
+from dataclasses import InitVar, dataclass, field
 
 from messages.channels import AskServer
 from messages.control import admin
@@ -18,24 +19,20 @@ MAX_OPEN_COMMANDS = 64
 """Each is a few objects; the bound is against a caller gone wild."""
 
 
+@dataclass(eq=False)
 class AdminServer:
     """All commands that are being carried out. `drain_timeout_s` is the time limit of a command that gives none."""
 
-    def __init__(
-        self,
-        run_dir: RunDir,
-        lifecycle: Lifecycle,
-        shutdown: Shutdown,
-        snapshots: Snapshots,
-        drain_timeout_s: float,
-    ):
-        self._lifecycle = lifecycle
-        self._group = lifecycle.group
-        self._shutdown = shutdown
-        self._snapshots = snapshots
-        self._drain_timeout_s = drain_timeout_s
-        self.channel: AskServer[admin.Ask] = AskServer(run_dir.socket("operator"), admin.Ask)
-        self._open: list[OpenCommand] = []
+    _run_dir: InitVar[RunDir]
+    _lifecycle: Lifecycle
+    _shutdown: Shutdown
+    _snapshots: Snapshots
+    _drain_timeout_s: float
+    _open: list[OpenCommand] = field(default_factory=list[OpenCommand])
+
+    def __post_init__(self, _run_dir: RunDir):
+        self._group = self._lifecycle.group
+        self.channel: AskServer[admin.Ask] = AskServer(_run_dir.socket("operator"), admin.Ask)
 
     def follow(self) -> None:
         """Takes new commands and continues the open ones; call it at the end of each turn."""
@@ -55,9 +52,6 @@ class AdminServer:
             command.close()
             command.answer(admin.Failed("failed", "the server is stopping"))
         self._open.clear()
-
-    def close(self) -> None:
-        self.channel.close()
 
     def begin(self, ask: admin.Ask, reply: Reply) -> None:
         """Carries out a command over the following turns; `reply` receives its result."""

@@ -19,6 +19,7 @@ from messages.control.processes import ProcessStatus
 from runtime.run_dir import RunDir
 from runtime.stacks import ask_for_stacks
 from supervisor.admin.inquiries import instruct
+from supervisor.admin.tasks import Steps
 from supervisor.log_ring import MAX_LINES
 from supervisor.manifest import library_versions
 from supervisor.process_files import copy_proc_files, run_state_of
@@ -53,7 +54,7 @@ class Snapshot:
             with contextlib.suppress(shutil.Error):  # a file that has gone meanwhile
                 shutil.copytree(run_dir.black_box, path / "black-box")
 
-    def collect(self, then: Callable[[], None]) -> Generator[float, None, None]:
+    def collect(self, then: Callable[[], None]) -> Steps:
         """Waits for the files of processes, and calls `then` once a hanging process can contribute nothing more.
 
         Raises `OSError`.
@@ -93,7 +94,7 @@ class Snapshot:
         else:
             self._missing.append(f"the stacks of {status.name}: it has not come so far yet")
 
-    def _await_stacks(self) -> Generator[float, None, None]:
+    def _await_stacks(self) -> Steps:
         deadline_s = time.monotonic() + STACKS_S
         sizes: dict[str, int] = {}
         while self._asked and time.monotonic() < deadline_s:
@@ -106,7 +107,7 @@ class Snapshot:
                 sizes[name] = len(text)
         self._missing += [f"the stacks of {name}: none came within {STACKS_S:g} s" for name in self._asked]
 
-    def _ask_joiners(self) -> Generator[float, None, None]:
+    def _ask_joiners(self) -> Steps:
         """Collects the stacks of engines on other machines; the files written here have those of their proxies."""
         names = [child.name for child in self._group if child.command.is_remote and self._group.is_up(child)]
         results = yield from _collected(self._group, names, admin.ReadStacks(), STACKS_S)
@@ -116,7 +117,7 @@ class Snapshot:
             else:
                 self._missing.append(f"the stacks of {name} on its machine: {result}")
 
-    def _await_state(self) -> Generator[float, None, None]:
+    def _await_state(self) -> Steps:
         """Makes the frontends write their answers to operators' questions."""
         for front in self._group.frontends():
             if not self._group.is_up(front):
@@ -153,20 +154,13 @@ class Snapshot:
 
 def _collected(
     group: ProcessGroup, names: Sequence[str], command: admin.ProcessCommand, timeout_s: float
-) -> Generator[float, None, dict[str, admin.ProcessResult]]:
+) -> Generator[float | admin.Progress, None, dict[str, admin.ProcessResult]]:
     """Returns each process's answer, or why there is none."""
     if not names:
         return {}
-    steps = instruct(group, admin.InstructProcesses(tuple(names), command, timeout_s))
-    while True:
-        try:
-            step = next(steps)
-        except StopIteration as end:
-            result = end.value
-            assert isinstance(result, admin.ProcessResults)
-            return result.results
-        assert isinstance(step, float)
-        yield step
+    result = yield from instruct(group, admin.InstructProcesses(tuple(names), command, timeout_s))
+    assert isinstance(result, admin.ProcessResults)
+    return result.results
 
 
 def _versions() -> dict[str, str]:

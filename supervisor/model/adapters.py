@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from messages.config.server import ModelConfig, ModelFacts
-from messages.errors import UsageError
+from messages.errors import UsageError, errors_as
 from messages.ring.adapters import Adapter
 from runtime.adapter_files import AdapterError, read_digest
 from runtime.adapter_table import Table, write_table
@@ -26,10 +26,8 @@ def add_adapters(facts: ModelFacts, model: ModelConfig, run_dir: Path) -> ModelF
         if name in table or name in facts.served_names:
             raise UsageError(f"--lora: two models would have the name {name!r}")
         path = str(Path(directory).expanduser().absolute())
-        try:
+        with errors_as(UsageError, f"--lora {name}", of=AdapterError):
             table[name] = Adapter(name, path, read_digest(path))
-        except AdapterError as error:
-            raise UsageError(f"--lora {name}: {error}") from None
     file = str(run_dir / "adapters")
     write_table(file, table)
     return msgspec.structs.replace(facts, adapter_table=file)

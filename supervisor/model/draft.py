@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from messages.config.server import DraftFacts, ModelConfig, ModelFacts, SchedulingConfig
-from messages.errors import BootError, UsageError
+from messages.errors import BootError, UsageError, errors_as
 from runtime.special_tokens import TokenizerJson
 from supervisor.console import Console
 from supervisor.model.facts import read_model_facts
@@ -63,10 +63,8 @@ def _check_vocabulary(facts: ModelFacts, draft: ModelFacts) -> None:
 
 def _read_ids(file: Path) -> dict[str, int]:
     """Returns the ids of all tokens. Raises `BootError` for a file that cannot be read."""
-    try:
+    with errors_as(BootError, f"{file} cannot be read as a tokenizer", of=(OSError, msgspec.MsgspecError)):
         tokenizer = msgspec.json.decode(file.read_bytes(), type=TokenizerJson)
         vocab = msgspec.json.decode(tokenizer.model, type=_Vocabulary).vocab
-    except (OSError, msgspec.MsgspecError) as error:
-        raise BootError(f"{file} cannot be read as a tokenizer: {error}") from None
     ids = vocab if isinstance(vocab, dict) else {token: index for index, (token, _) in enumerate(vocab)}
     return ids | {each.content: each.id for each in tokenizer.added_tokens}

@@ -142,18 +142,9 @@ def _fetch(requested: Wanted, console: Console | None) -> Path:
     is_json = console is not None and console.is_json
     if console is not None:
         console.show(f"fetching {name} from the hub, or from its cache")
-    arguments = [
-        name,
-        "--revision",
-        requested.revision,
-        "--requested",
-        requested.kind,
-        "--gguf-file",
-        requested.gguf_file,
-    ]
-    arguments += ["--parent-pid", str(os.getpid())]
+    flags = [f"--revision={requested.revision}", f"--requested={requested.kind}", f"--gguf-file={requested.gguf_file}"]
     result = subprocess.run(
-        [*python_command("supervisor.model.fetch"), *arguments],
+        [*python_command("supervisor.model.fetch"), name, *flags, f"--parent-pid={os.getpid()}"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE if is_json else None,

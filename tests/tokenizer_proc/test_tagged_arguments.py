@@ -7,8 +7,9 @@ import pytest
 from llguidance import LLMatcher
 
 from frontend.parsing.forced_calls import force_calls
+from frontend.parsing.formats import TOOL_FORMATS
 from frontend.parsing.marked_format import CallSyntax
-from frontend.parsing.model_format import TOOL_FORMATS, choose_format
+from frontend.parsing.model_format import choose_format
 from messages.ring.requests import CallGrammar
 from runtime.grammars import GrammarCompiler, GrammarError
 from tests.frontend.parsing.reading import read

@@ -77,7 +77,7 @@ class CpuClock(SkippingClock):
             store.wake = self._has_pages.set
 
     def wait_until(self, at_s: float) -> None:
-        if self._store is None or not self._store.has_loads:
+        if self._store is None or not self._store._loads:
             super().wait_until(at_s)
             return
         begin_s = time.monotonic()

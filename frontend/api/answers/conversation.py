@@ -1,11 +1,6 @@
-"""A conversation in the form that all chat APIs share, and the choices that are opened for it.
+"""A conversation in the form that all chat APIs share, and the choices that are opened for it."""
 
-The ids of calls in the form that a model's chat template wants, whichever server or client made them.
-"""
-
-import hashlib
 import math
-import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
@@ -13,13 +8,13 @@ from typing import Any, Literal
 import msgspec
 
 from frontend.api.answers.answer_blocks import AnswerBlocks, AnswerRules
+from frontend.api.answers.call_ids import fit_ids, next_number
 from frontend.api.answers.chat_messages import Chat, ChatMessage, make_chat
 from frontend.api.answers.generic_tools import write_tools
 from frontend.api.answers.tools import NO_TOOLS, Choice, ToolUse, choose_tools, with_calls
 from frontend.api.parameters.sampling import Sampling, SamplingFields
 from frontend.http.stream import take_images
 from frontend.images.parts import PixelLimits
-from frontend.parsing.marked_format import IdForm
 from frontend.parsing.model_format import ModelFormat
 from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.trace import RequestTrace
@@ -27,45 +22,6 @@ from frontend.service import Service
 from messages.columns import num_int32
 from messages.errors import bad_request
 from messages.ring.requests import ChatPrompt, EncodeMsg, SamplingParams, Truncation
-
-NUMBERED = re.compile(r"functions\.[\w.-]{1,128}:(\d{1,9})\Z")
-SHORT = re.compile(r"[A-Za-z0-9]{9}\Z")
-
-
-def next_number(messages: Sequence[ChatMessage]) -> int:
-    """Returns the number of the next call in a conversation: all are numbered in order, from 0."""
-    ids = [str(call.get("id") or "") for message in messages for call in message.tool_calls or ()]
-    numbers = [int(found[1]) + 1 for each in ids if (found := NUMBERED.match(each))]
-    return max([len(ids), *numbers])
-
-
-def fit_ids(messages: Sequence[ChatMessage], form: IdForm) -> list[ChatMessage]:
-    """Returns the messages with ids of calls, and of their results, in this form."""
-    fitted: dict[str, str] = {}
-    made: list[ChatMessage] = []
-    number = 0
-    for message in messages:
-        calls: list[dict[str, Any]] = []
-        for call in message.tool_calls or ():
-            provided = str(call.get("id") or "")
-            fitted[provided] = _fit(provided, call["function"]["name"], number, form)
-            calls.append({**call, "id": fitted[provided]})
-            number += 1
-        result_id = message.tool_call_id
-        made.append(
-            msgspec.structs.replace(
-                message,
-                tool_calls=calls or message.tool_calls,
-                tool_call_id=None if result_id is None else fitted.get(result_id, result_id),
-            )
-        )
-    return made
-
-
-def _fit(provided: str, name: str, number: int, form: IdForm) -> str:
-    if form == "numbered":
-        return provided if NUMBERED.match(provided) else f"functions.{name}:{number}"
-    return provided if SHORT.match(provided) else hashlib.blake2s(provided.encode(), digest_size=8).hexdigest()[:9]
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,79 +1,21 @@
-"""The body of OpenAI's endpoints, the view of its reply that a client requests, and the limits on choices.
-
-The token usage of a request, summed over its choices, in OpenAI's format.
-"""
+"""The body of OpenAI's endpoints, the view of its reply that a client requests, and the limits on choices."""
 
 import time
-from collections.abc import Iterable
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from frontend.api.answers.logprob_fields import TokenNames
+from frontend.api.openai.usage import UsageReply, usage_so_far
 from frontend.api.parameters.generation_body import ModelFields, ProgressOptions, check_stream
 from frontend.api.parameters.sampling import MAX_INT32, Switch
 from frontend.requests.beam_search import EarlyStopping
 from frontend.requests.generation import Generation
 from frontend.requests.trace import RequestTrace
 from frontend.service import Service
-from messages.columns import unpack_int32
 from messages.errors import bad_request
-from messages.ring.replies import Usage
 from messages.ring.requests import SamplingParams
-
-
-class PromptTokensDetails(msgspec.Struct, frozen=True):
-    cached_tokens: int
-    image_tokens: int | UnsetType = UNSET
-    """Absent for a prompt without images."""
-
-
-class UsageReply(msgspec.Struct, frozen=True):
-    """A prompt counts once, regardless of its number of choices. Tokens of choices that are not returned count, too."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-
-
-def usage_of(generations: Iterable[Generation], num_choices: int) -> UsageReply:
-    """Returns the usage of finished choices, in the order of their prompts with `num_choices` per prompt."""
-    prompts: dict[int, list[int]] = {}
-    num_output = 0
-    for generation in generations:
-        usage = generation.ended.usage
-        index = generation.index // num_choices
-        counts = usage.prompt_tokens, usage.cached_tokens, usage.image_tokens
-        prompts[index] = list(map(max, prompts.get(index, (0, 0, 0)), counts))
-        num_output += usage.completion_tokens
-    num_prompt, num_cached, num_image = map(sum, zip(*prompts.values(), strict=True))
-    return _reply(Usage(num_prompt, num_cached, num_output, num_image))
-
-
-def usage_so_far(generation: Generation, *, is_last: bool) -> UsageReply:
-    """Returns the usage of one choice up to and including the next chunk; `is_last` if that ends the choice.
-
-    The usage of the prompt is known from the first token on.
-    """
-    final = generation.final
-    prompt = (final.usage if final is not None else generation.prompt_usage) or Usage()
-    num_output = final.usage.completion_tokens if final is not None and is_last else generation.num_taken
-    return _reply(msgspec.structs.replace(prompt, completion_tokens=num_output))
-
-
-def prompt_ids_of(generation: Generation) -> list[int]:
-    """Returns the token ids of the prompt: those that the tokenizer returned, otherwise those that the client sent."""
-    ids = generation.message.prompt_ids if generation.prompt is None else generation.prompt.token_ids
-    return unpack_int32(ids).tolist()
-
-
-def _reply(usage: Usage) -> UsageReply:
-    num_prompt, num_output = usage.prompt_tokens, usage.completion_tokens
-    details = PromptTokensDetails(usage.cached_tokens, usage.image_tokens or UNSET)
-    return UsageReply(num_prompt, num_output, num_prompt + num_output, details)
-
 
 NumChoices = Annotated[int, Meta(ge=1, le=MAX_INT32)]
 NUM_CHOICES_TEXT = "a whole number from 1 to 64"

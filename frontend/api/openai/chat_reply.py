@@ -8,7 +8,8 @@ from msgspec import UNSET, UnsetType
 
 from frontend.api.answers.answer_blocks import AnswerBlocks, BlockEvent, BlockText, NewBlock
 from frontend.api.answers.logprob_fields import ChatLogprobs, PromptLogprobs, prompt_logprobs
-from frontend.api.openai.body import ReplyView, UsageReply, prompt_ids_of, usage_of
+from frontend.api.openai.body import ReplyView
+from frontend.api.openai.usage import UsageReply, prompt_ids_of, usage_of
 from frontend.http import sse
 from frontend.http.stream import EventWriter
 from frontend.requests.generation import Generation

@@ -19,7 +19,7 @@ from frontend.requests.generation import Generation, wait_for_ends
 from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.trace import trace_of
 from frontend.service import Service
-from messages.errors import ErrorInfo, RequestError, bad_request, quoted
+from messages.errors import ErrorInfo, RequestError, bad_request, errors_as, quoted
 from messages.ring.adapters import Adapter
 from messages.ring.requests import SamplingParams
 from runtime.adapter_files import AdapterError, read_digest
@@ -60,10 +60,8 @@ class AdapterApi:
         """Raises `RequestError`: 400 for an adapter that is loaded, or that cannot be used, with the reason."""
         body = (await self._load_decoder.receive(request)).fields
         self._check_new(body, self._read_table())
-        try:
+        with errors_as(partial(bad_request, param="lora_path"), "lora_path", of=AdapterError):
             digest = await asyncio.to_thread(read_digest, body.lora_path)
-        except AdapterError as error:
-            raise bad_request(f"lora_path: {error}", "lora_path") from None
         adapter = Adapter(body.lora_name, body.lora_path, digest)
         await self._check_in_scheduler(adapter, trace_of(request.scope).request_id)
 

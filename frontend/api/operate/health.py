@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 
 from frontend.errors import UnavailableError
-from frontend.http.query import parse_number
+from frontend.http.query import read_number
 from frontend.http.responses import JsonReply
 from frontend.links.processes import ProcessHealth, ServerState, StallHealth
 from frontend.requests.generation import wait_for_ends
@@ -16,7 +16,6 @@ from frontend.requests.prompt_request import PromptRequest
 from frontend.requests.timing import Timing, make_timing
 from frontend.requests.trace import trace_of
 from frontend.service import Service
-from messages.errors import bad_request, quoted
 from messages.ring.peers import CountOpen, OpenCount
 from messages.ring.requests import SamplingParams
 
@@ -96,7 +95,8 @@ class HealthApi:
 
         Does not wait for a process that is being replaced: the probe is about the present state.
         """
-        timeout_s = _timeout_s(request.query_params.get("timeout_s", str(PROBE_TIMEOUT_S)))
+        query = request.query_params
+        timeout_s = read_number(query, "timeout_s", PROBE_TIMEOUT_S, MAX_PROBE_TIMEOUT_S, least=0.001)
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
         trace = trace_of(request.scope)
         self._service.admission.check_open()
@@ -127,12 +127,3 @@ class HealthApi:
 
     def _count(self, question: CountOpen) -> OpenCount:
         return OpenCount(len(self._service.registry))
-
-
-def _timeout_s(text: str) -> float:
-    value = parse_number(text)
-    if not 0 < value <= MAX_PROBE_TIMEOUT_S:
-        raise bad_request(
-            f"timeout_s must be a number in (0, {MAX_PROBE_TIMEOUT_S:g}], got {quoted(text)}", "timeout_s"
-        )
-    return value

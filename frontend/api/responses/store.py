@@ -3,6 +3,7 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import InitVar, dataclass, field
 
 import msgspec
 
@@ -13,28 +14,23 @@ from messages.ring.peers import UsedResponse
 _encoder = msgspec.json.Encoder()
 
 
+@dataclass(eq=False)
 class StoredResponse:
     """One response with the items that it answers. While it runs, `running` returns its state and `cancel` ends it.
 
     `frames`: its stream so far, `None` if it cannot be streamed again. `key`: the name of the key that it belongs to.
     """
 
-    def __init__(
-        self,
-        items: list[Item],
-        running: Callable[[], Response] | None = None,
-        cancel: Callable[[], None] | None = None,
-        frames: list[bytes] | None = None,
-        *,
-        key: str = "",
-    ):
-        self.key = key
-        self._input_items = _encoder.encode(items)
-        self._response = b""
-        self._running = running
-        self._cancel = cancel
-        self.frames = frames
-        self._changed = asyncio.Event()
+    _items: InitVar[list[Item]]
+    _running: Callable[[], Response] | None = None
+    _cancel: Callable[[], None] | None = None
+    frames: list[bytes] | None = None
+    key: str = field(default="", kw_only=True)
+    _response: bytes = b""
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self, _items: list[Item]):
+        self._input_items = _encoder.encode(_items)
 
     @property
     def has_ended(self) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernels.cpu.huge_memory import HUGE_PAGE
 from kernels.cpu.huge_pages import Chunk
-from messages.errors import BootError
+from messages.errors import BootError, errors_as
 
 HEADER = struct.Struct("<32sQ")
 ENGINE, ENGINE_PLACE = struct.Struct("<Q"), 64
@@ -49,12 +49,10 @@ class KVMemory:
 
     def __init__(self, path: Path, identity: bytes):
         self._identity = identity
-        try:
+        with errors_as(BootError, path, "; --no-keep-kv-cache does without it"):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             weakref.finalize(self, os.close, self._descriptor)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise BootError(f"{path}: {error.strerror}; --no-keep-kv-cache does without it") from None
         header = os.pread(self._descriptor, HEADER.size, 0).ljust(HEADER.size, b"\0")
         found, num_pages = HEADER.unpack(header)
         self.num_pages: int = num_pages if found == identity else 0

@@ -5,7 +5,7 @@ from typing import Self
 
 from messages.errors import BootError
 from scheduler_proc.computing.model.description import CachePart, MixerDescription, NormDescription, RopeDescription
-from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters
+from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, divide, linear_parameters
 
 QK_NORMS = ("query_norm", "key_norm")
 
@@ -96,17 +96,14 @@ class AttentionDescription(MixerDescription):
 
     def divided(self, num_ranks: int) -> Self:
         """If there are fewer key/value heads than ranks, several ranks have each."""
-        if self.num_heads % num_ranks:
-            raise BootError(
-                f"--tensor-parallel {num_ranks}: it does not divide the model's {self.num_heads} attention heads"
-            )
+        num_heads = divide(self.num_heads, num_ranks, "attention heads")
         if self.num_kv_heads % num_ranks and num_ranks % self.num_kv_heads:
             raise BootError(
                 f"--tensor-parallel {num_ranks}: the model's {self.num_kv_heads} key/value heads can neither be "
                 "divided among these ranks, nor each be given to the same number of ranks"
             )
         num_kv_heads = max(1, self.num_kv_heads // num_ranks)
-        return replace(self, num_heads=self.num_heads // num_ranks, num_kv_heads=num_kv_heads)
+        return replace(self, num_heads=num_heads, num_kv_heads=num_kv_heads)
 
     def parameters(self, layer: str, hidden_size: int) -> list[Parameter]:
         heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)[: 3 if self.kv_layer is None else 1]

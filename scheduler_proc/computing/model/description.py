@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol, Self, TypeVar
 
 from messages.errors import BootError
-from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters
+from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, divide, linear_parameters
 
 NUM_AXES = 3
 """Positions of images have an axis for time, line and column."""
@@ -168,11 +168,7 @@ class DenseMlpDescription(BlockDescription):
         return {"inner": self.in_size, "gated": self.size if self.is_gated else 0}
 
     def divided(self, num_ranks: int) -> Self:
-        if self.size % num_ranks:
-            raise BootError(
-                f"--tensor-parallel {num_ranks}: it does not divide the model's {self.size} columns of the MLP"
-            )
-        return replace(self, size=self.size // num_ranks)
+        return replace(self, size=divide(self.size, num_ranks, "columns of the MLP"))
 
     def parameters(self, layer: str, hidden_size: int) -> list[Parameter]:
         by_inner = ByRows(((self.size, 1),) * (self.in_size // self.size))

@@ -12,7 +12,7 @@ from scheduler_proc.computing.model.description import (
     LayerDescription,
     NormDescription,
 )
-from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, Split
+from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, Split, divide
 
 MAX_EXPERTS = 1024
 """The C kernels have room for that many scores of a token."""
@@ -86,12 +86,9 @@ class ExpertMlpDescription(BlockDescription):
 
     def divided(self, num_ranks: int) -> Self:
         """Each rank has a part of the inner values of every expert, and the whole router."""
-        if self.size % num_ranks:
-            raise BootError(
-                f"--tensor-parallel {num_ranks}: it does not divide the {self.size} inner values of an expert"
-            )
+        size = divide(self.size, num_ranks, "inner values of an expert")
         shared = self.shared and self.shared.divided(num_ranks)
-        return replace(self, size=self.size // num_ranks, shared=shared)
+        return replace(self, size=size, shared=shared)
 
     def parameters(self, layer: str, hidden_size: int) -> list[Parameter]:
         """The outputs of all experts are rows of one weight."""

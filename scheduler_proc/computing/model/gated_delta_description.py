@@ -5,7 +5,7 @@ from typing import Self
 
 from messages.errors import BootError
 from scheduler_proc.computing.model.description import CachePart, MixerDescription
-from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters
+from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, divide, linear_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +53,9 @@ class GatedDeltaDescription(MixerDescription):
     def divided(self, num_ranks: int) -> Self:
         """Ranks have a part of the value heads with their key heads: tiled ones, some of each key head."""
         num_key_heads, num_value_heads = self.num_key_heads, self.num_value_heads
-        num_units = num_value_heads // num_key_heads if self.has_tiled_heads else num_key_heads
-        if num_units % num_ranks:
-            reason = "value heads of each key head, as GGUF has them" if self.has_tiled_heads else "key heads"
-            raise BootError(f"--tensor-parallel {num_ranks}: it does not divide the model's {num_units} {reason}")
-        num_own = num_key_heads if self.has_tiled_heads else num_key_heads // num_ranks
+        if self.has_tiled_heads:
+            divide(num_value_heads // num_key_heads, num_ranks, "value heads of each key head, as GGUF has them")
+        num_own = num_key_heads if self.has_tiled_heads else divide(num_key_heads, num_ranks, "key heads")
         return replace(self, num_key_heads=num_own, num_value_heads=num_value_heads // num_ranks)
 
     def parameters(self, layer: str, hidden_size: int) -> list[Parameter]:

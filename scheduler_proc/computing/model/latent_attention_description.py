@@ -5,7 +5,7 @@ from typing import Self
 
 from messages.errors import BootError
 from scheduler_proc.computing.model.description import CachePart, MixerDescription, RopeDescription
-from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters
+from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, divide, linear_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +77,7 @@ class LatentAttentionDescription(MixerDescription):
 
     def divided(self, num_ranks: int) -> Self:
         """Each rank has all latents."""
-        if self.num_heads % num_ranks:
-            raise BootError(
-                f"--tensor-parallel {num_ranks}: it does not divide the model's {self.num_heads} attention heads"
-            )
-        return replace(self, num_heads=self.num_heads // num_ranks)
+        return replace(self, num_heads=divide(self.num_heads, num_ranks, "attention heads"))
 
     def parameters(self, layer: str, hidden_size: int) -> list[Parameter]:
         num_heads, parameters, query_inputs = self.num_heads, list[Parameter](), hidden_size

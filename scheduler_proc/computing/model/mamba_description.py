@@ -6,7 +6,7 @@ from typing import Self
 
 from messages.errors import BootError
 from scheduler_proc.computing.model.description import CachePart, MixerDescription
-from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters
+from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, divide, linear_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +60,8 @@ class MambaDescription(MixerDescription):
 
     def divided(self, num_ranks: int) -> Self:
         """Each rank has whole groups of heads."""
-        if self.num_groups % num_ranks:
-            raise BootError(
-                f"--tensor-parallel {num_ranks}: it does not divide the model's {self.num_groups} groups of Mamba heads"
-            )
-        return replace(self, num_heads=self.num_heads // num_ranks, num_groups=self.num_groups // num_ranks)
+        num_groups = divide(self.num_groups, num_ranks, "groups of Mamba heads")
+        return replace(self, num_heads=self.num_heads // num_ranks, num_groups=num_groups)
 
     def parameters(self, layer: str, hidden_size: int) -> list[Parameter]:
         heads, groups = (self.num_heads, self.head_dim), (self.num_groups, self.state_size)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Literal
 
+from messages.errors import BootError
+
 Shape = tuple[int, ...]
 
 Role = Literal["linear", "experts", "router", "embedding", "tied", "positions", "norm", "bias", "float32"]
@@ -89,6 +91,13 @@ def _share(num_units: int, unit: int, first_row: int, rank: int, num_ranks: int)
     each = -(-num_units // num_ranks)
     first = rank * num_units // num_ranks if num_units < num_ranks else rank * each
     return range(first_row + first * unit, first_row + min(first + each, num_units) * unit)
+
+
+def divide(number: int, num_ranks: int, what: str) -> int:
+    """Returns the part of one rank. Raises `BootError` unless all have as many."""
+    if number % num_ranks:
+        raise BootError(f"--tensor-parallel {num_ranks}: it does not divide the model's {number} {what}")
+    return number // num_ranks
 
 
 def linear_parameters(name: str, num_out: int, num_in: int, has_bias: bool, split: Split) -> list[Parameter]:

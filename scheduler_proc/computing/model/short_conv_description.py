@@ -3,9 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Self
 
-from messages.errors import BootError
 from scheduler_proc.computing.model.description import CachePart, MixerDescription
-from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, linear_parameters
+from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, divide, linear_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +27,7 @@ class ShortConvDescription(MixerDescription):
         return {"heads": 3 * self.size}
 
     def divided(self, num_ranks: int) -> Self:
-        if self.size % num_ranks:
-            raise BootError(f"--tensor-parallel {num_ranks}: it does not divide {self.size} channels of a convolution")
-        return replace(self, size=self.size // num_ranks)
+        return replace(self, size=divide(self.size, num_ranks, "channels of a convolution"))
 
     def parameters(self, layer: str, hidden_size: int) -> list[Parameter]:
         channels = (self.size, 1)

@@ -56,7 +56,8 @@ def model_parameters(model: ModelDescription, layers: range | None = None) -> li
     """
     layers = range(len(model.layers)) if layers is None else layers
     has_end = layers.stop == len(model.layers)
-    stages = [_embedding_parameters(model)] if layers.start == 0 or (has_end and model.mtp is not None) else []
+    has_embedding = layers.start == 0 or (has_end and model.mtp is not None)
+    stages = [embedding_parameters(model), input_parameters(model)] if has_embedding else []
     stages += [layer_parameters(f"layers.{index}", model.layers[index], model.hidden_size) for index in layers]
     stages.append(bias_parameters(model))
     if has_end:
@@ -66,10 +67,6 @@ def model_parameters(model: ModelDescription, layers: range | None = None) -> li
         # A stage has the tied head or its embedding, in a format for it.
         found[TOKENS] = replace(found[TOKENS], role="linear" if has_end else "embedding")
     return list(found.values())
-
-
-def _embedding_parameters(model: ModelDescription) -> list[Parameter]:
-    return embedding_parameters(model) + input_parameters(model)
 
 
 def _head_parameters(model: ModelDescription) -> list[Parameter]:

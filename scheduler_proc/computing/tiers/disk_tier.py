@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from messages.errors import BootError
+from messages.errors import BootError, errors_as
 from scheduler_proc.computing.tiers.slot_file import DIGEST_BYTES, SlotFile
 from scheduler_proc.computing.tiers.tier import Tier
 
@@ -43,10 +43,8 @@ class DiskTier(Tier):
         file = SlotFile(pages, page_bytes)
         super().__init__("disk", file, max_bytes // (file.slot_bytes + RECORD.size))
         header = HEADER.pack(MAGIC, identity, file.slot_bytes)
-        try:
+        with errors_as(BootError, folder):
             self._recover(folder, pages, header)
-        except OSError as error:
-            raise BootError(f"{folder}: {error.strerror}") from None
 
     def _recover(self, folder: Path, pages: int, header: bytes) -> None:
         found = os.pread(self._index, HEADER.size, 0)

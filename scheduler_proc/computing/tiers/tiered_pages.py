@@ -101,10 +101,6 @@ class TieredPages:
         """When the running read began; 0 if none is running."""
         self._warned_s = 0.0
 
-    @property
-    def has_loads(self) -> bool:
-        return bool(self._loads)
-
     def find(self, digest: bytes) -> str | None:
         return next((tier.name for tier in self._tiers if tier.find(digest) is not None), None)
 

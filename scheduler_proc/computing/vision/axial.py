@@ -4,6 +4,7 @@ Shape legend: T patches of all views, X pairs of values of a head.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.attention_description import EncoderAttentionDescription
 from scheduler_proc.computing.model.blocks.context import BlockContext
 from scheduler_proc.computing.model.description import RopeDescription
+from scheduler_proc.computing.model.families.bert import describe_attention
 from scheduler_proc.computing.parallel import ALONE
 from scheduler_proc.computing.step.rows import StepRows
 from scheduler_proc.computing.vision.description import PATCHES
@@ -82,23 +84,14 @@ class AxialTower(ViewTower):
 
 
 def describe_axial(
-    vision: HfConfig, num_heads: int, *, has_bias: bool, theta: float = 10000.0
+    vision: HfConfig, *, has_bias: bool, heads: str = "num_attention_heads"
 ) -> EncoderAttentionDescription:
     """Returns attention whose heads share the hidden size and are rotated."""
-    size = vision.count("hidden_size")
-    if size % (4 * num_heads):
-        raise vision.refuse("hidden_size", size, f"it must be a multiple of 4 times {num_heads} heads")
-    rope = vision.section("rope_parameters")
-    theta = vision.number("rope_theta", theta) if rope is None else rope.number("rope_theta", theta)
-    return EncoderAttentionDescription(
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=size // num_heads,
-        scale=(size // num_heads) ** -0.5,
-        rope=RopeDescription(theta=axial_theta(vision, 10000.0)),
-        has_qkv_bias=has_bias,
-        has_out_bias=has_bias,
-    )
+    attention = describe_attention(vision, has_bias=has_bias, heads=heads)
+    if attention.head_dim % 4:
+        size = vision.count("hidden_size")
+        raise vision.refuse("hidden_size", size, f"it must be a multiple of 4 times {attention.num_heads} heads")
+    return replace(attention, rope=RopeDescription(theta=axial_theta(vision, 10000.0)))
 
 
 def axial_theta(vision: HfConfig, default: float) -> float:

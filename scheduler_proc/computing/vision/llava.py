@@ -15,7 +15,6 @@ from scheduler_proc.computing.vision.description import ProjectorDescription, To
 from scheduler_proc.computing.vision.family import Exact, Names
 from scheduler_proc.computing.vision.mmproj import MMPROJ_NAMES
 from scheduler_proc.computing.vision.siglip import (
-    count_layers,
     describe_siglip,
     find_section,
     projector_activation,
@@ -36,7 +35,7 @@ def describe_llava(config: HfConfig, *, default_layer: int, has_newline: bool) -
     strategy = config.choice("vision_feature_select_strategy", ["default", "full"], "default" if is_clip else "full")
     if (strategy == "default") != is_clip:
         raise config.refuse("vision_feature_select_strategy", strategy, f"with {kind} it drops no class token alone")
-    num_all = count_layers(vision)
+    num_all = vision.num_layers
     kept = [layer if layer >= 0 else num_all + 1 + layer for layer in config.integers(FEATURE_LAYER, default_layer)]
     if not all(0 < layer <= num_all for layer in kept) or kept != sorted(set(kept)):
         raise config.refuse(FEATURE_LAYER, kept, f"supported are layers in ascending order, of {num_all}")

@@ -27,7 +27,7 @@ MMPROJ_QWEN: Names = {
 def describe_qwen(vision: HfConfig, norm: NormDescription, mlp: DenseMlpDescription) -> dict[str, Any]:
     """Returns the fields of a `TowerDescription` but projectors and those of single families."""
     size, num_frames = norm.size, vision.count("temporal_patch_size", 2, most=2)
-    attention = describe_axial(vision, vision.count("num_heads"), has_bias=True)
+    attention = describe_axial(vision, has_bias=True, heads="num_heads")
     layer = LayerDescription(mixers=(attention,), mlp=mlp, attention_norm=norm, mlp_norm=norm)
     patch_size, num_layers = vision.count("patch_size", most=256), vision.count("depth", most=MAX_LAYERS)
     second = Parameter(f"{SECOND_PATCHES}.weight", (size, NUM_CHANNELS * patch_size**2), "positions")

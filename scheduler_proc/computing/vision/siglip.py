@@ -6,10 +6,10 @@ from typing import Any
 
 from kernels.operations.gelu import GeluKind
 from messages.errors import BootError
-from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
-from scheduler_proc.computing.model.attention_description import EncoderAttentionDescription
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.blocks.dense_mlp import GELUS
 from scheduler_proc.computing.model.description import DenseMlpDescription, LayerDescription, NormDescription
+from scheduler_proc.computing.model.families.bert import describe_attention
 from scheduler_proc.computing.model.families.family import Change
 from scheduler_proc.computing.model.families.gpt2 import ACTIVATIONS
 from scheduler_proc.computing.vision.description import CLASS_TOKEN, PATCHES, POSITIONS, POST_NORM, PRE_NORM
@@ -30,20 +30,6 @@ def find_section(config: HfConfig, *names: str) -> HfConfig:
 def text_width(config: HfConfig) -> int:
     """Returns the hidden size of the decoder."""
     return find_section(config, "text_config", "llm_config").count("hidden_size")
-
-
-def describe_attention(vision: HfConfig) -> EncoderAttentionDescription:
-    size, num_heads = vision.count("hidden_size"), vision.count("num_attention_heads")
-    if size % num_heads:
-        raise vision.refuse("hidden_size", size, f"it must be a multiple of {num_heads} heads")
-    return EncoderAttentionDescription(
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=size // num_heads,
-        scale=(size // num_heads) ** -0.5,
-        has_qkv_bias=True,
-        has_out_bias=True,
-    )
 
 
 def describe_mlp(vision: HfConfig, default_activation: str) -> DenseMlpDescription:
@@ -69,12 +55,12 @@ def describe_siglip(vision: HfConfig, num_layers: int | None = None) -> dict[str
     image_size, patch_size = square_side(vision, "image_size", MAX_SIDE), square_side(vision, "patch_size", MAX_PATCH)
     norm = NormDescription(kind="layer", size=size, eps=vision.number("layer_norm_eps", 1e-6))
     layer = LayerDescription(
-        mixers=(describe_attention(vision),),
+        mixers=(describe_attention(vision, has_bias=True),),
         mlp=describe_mlp(vision, "gelu_pytorch_tanh"),
         attention_norm=norm,
         mlp_norm=norm,
     )
-    num_layers = count_layers(vision) if num_layers is None else num_layers
+    num_layers = vision.num_layers if num_layers is None else num_layers
     return {
         "hidden_size": size,
         "layers": (layer,) * num_layers,
@@ -83,10 +69,6 @@ def describe_siglip(vision: HfConfig, num_layers: int | None = None) -> dict[str
         "num_positions": (image_size // patch_size) ** 2,
         "post_norm": norm,
     }
-
-
-def count_layers(vision: HfConfig) -> int:
-    return vision.count("num_hidden_layers", most=MAX_LAYERS)
 
 
 def projector_activation(config: HfConfig) -> GeluKind:

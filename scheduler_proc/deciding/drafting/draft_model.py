@@ -16,6 +16,7 @@ import time
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import compress
 
 import msgspec
@@ -81,6 +82,7 @@ class _Known:
         self.unverified_ids = NO_IDS
 
 
+@dataclass(eq=False)
 class DraftModel(PageObserver):
     """Proposes tokens for all rows of a step together, one step of the draft model after another.
 
@@ -88,24 +90,19 @@ class DraftModel(PageObserver):
     their number of tokens, with everything around them; `seconds` is the time of the latest proposal.
     """
 
-    def __init__(
-        self,
-        builder: BatchBuilder,
-        cache: BlockAllocator,
-        limits: DraftLimits,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        self.cost = StepCost()
-        self.seconds = 0.0
-        self.limits = limits
-        self.has_failed = False
-        self.pages: set[int] = set()
-        self._known = defaultdict[int, _Known](_Known)
-        """By uid, of running requests."""
-        cache.add_observer(self)
-        self._builder = builder
-        self._cache = cache
-        self._clock = clock
+    _builder: BatchBuilder
+    _cache: BlockAllocator
+    limits: DraftLimits
+    _clock: Callable[[], float] = time.monotonic
+    seconds: float = 0.0
+    has_failed: bool = False
+    cost: StepCost = field(default_factory=StepCost)
+    pages: set[int] = field(default_factory=set[int])
+    _known: defaultdict[int, _Known] = field(default_factory=lambda: defaultdict(_Known))
+    """By uid, of running requests."""
+
+    def __post_init__(self):
+        self._cache.add_observer(self)
 
     def on_freed(self, pages: Collection[int]) -> None:
         self.pages.difference_update(pages)

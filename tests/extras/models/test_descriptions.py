@@ -19,12 +19,11 @@ from messages.config.server import Config, ModelFacts
 from runtime.run_dir import RunDir
 
 TIMEOUT_S = 60.0
-NO_FACTS = ModelFacts(model_dir="", tokenizer_dir="", served_names=(), vocab_size=0, max_model_len=0)
 NAMES = ("hostile", "first", "second", "third")
 
 
 def be_good(directory: Path) -> None:
-    RunDir(directory).write_config(Config(facts=NO_FACTS))
+    RunDir(directory).write_config(Config(facts=ModelFacts()))
     (directory / FILE_NAME).write_text('["config.json",1,2]', encoding="ascii")
 
 

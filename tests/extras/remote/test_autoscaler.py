@@ -8,12 +8,11 @@ import pytest
 from extras.remote import autoscaler
 from extras.remote.autoscaler import Autoscaler
 from extras.remote.config import RemoteConfig
-from messages.config.server import Config
+from messages.config.server import Config, ModelFacts
 from messages.control.admin import Answer, Ask, Done, Failed, ScaleProcess
 from messages.control.processes import ProcessStatus
 from supervisor.child import Child, Command
 from supervisor.console import Console
-from supervisor.run import NO_FACTS
 from supervisor.status_board import StatusBoard
 
 GAUGES = {"waiting_tokens": 500.0, "running": 4.0, "rows_all": 4.0, "pages_in_use": 1.0, "pages_all": 10.0}
@@ -45,7 +44,7 @@ class Play:
         group: Any = self.group
         self.lines = list[str]()
         console: Any = SimpleNamespace(show=lambda text, level="info": self.lines.append(text))
-        self.autoscaler = Autoscaler(remote.put_into(Config(facts=NO_FACTS)), group, self._begin, console)
+        self.autoscaler = Autoscaler(remote.put_into(Config(facts=ModelFacts())), group, self._begin, console)
 
     def _begin(self, ask: Ask, reply: Any) -> None:
         self.asked.append(ask)
@@ -111,7 +110,7 @@ def test_what_an_operator_has_set_is_shown(monkeypatch: pytest.MonkeyPatch):
 
 def test_it_does_nothing_where_the_number_is_fixed(monkeypatch: pytest.MonkeyPatch):
     group: Any = Group()
-    fixed = Autoscaler(Config(facts=NO_FACTS), group, lambda *_: pytest.fail("no command"), Console())
+    fixed = Autoscaler(Config(facts=ModelFacts()), group, lambda *_: pytest.fail("no command"), Console())
     monkeypatch.setattr(autoscaler.time, "monotonic", lambda: 1e6)
     fixed.look()
     assert group.board.scaling is None

@@ -10,7 +10,8 @@ from frontend.api.anthropic.body import MessagesBody
 from frontend.api.openai.chat import ChatBody
 from frontend.api.responses.body import ResponseBody
 from frontend.api.responses.items import read_items
-from frontend.http.body import MAX_READ_BYTES, BodyDecoder
+from frontend.http.body import BodyDecoder
+from frontend.http.places import MAX_READ_BYTES
 from messages.errors import RequestError
 
 USER = {"role": "user", "content": "hi"}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from frontend.parsing.deltas import CallArguments, CallBroken, CallStart, Content, Delta, Deltas, Reasoning
-from frontend.parsing.model_format import REASONING_FORMATS
+from frontend.parsing.formats import REASONING_FORMATS
 from frontend.parsing.parser import ResponseParser
 from frontend.parsing.regions import Format
 from tokenizer_proc.thoughts import place_of

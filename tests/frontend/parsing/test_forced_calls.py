@@ -7,7 +7,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from frontend.parsing.forced_calls import force_calls
-from frontend.parsing.model_format import TOOL_FORMATS, choose_format
+from frontend.parsing.formats import TOOL_FORMATS
+from frontend.parsing.model_format import choose_format
 from tests.frontend.parsing.reading import read
 
 TREE = {

@@ -13,9 +13,10 @@ from frontend.parsing import marks
 from frontend.parsing.call_scanner import CallScanner
 from frontend.parsing.custom_input import InputReader
 from frontend.parsing.deltas import Deltas
+from frontend.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
 from frontend.parsing.loose_json import LooseReader
 from frontend.parsing.marks import MarkMatch
-from frontend.parsing.model_format import REASONING_FORMATS, TOOL_FORMATS, choose_format
+from frontend.parsing.model_format import choose_format
 from frontend.parsing.parser import ResponseParser
 from frontend.parsing.regions import Format
 from tests.frontend.parsing.recorded import TOOLS

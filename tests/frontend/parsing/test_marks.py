@@ -3,9 +3,9 @@
 import pytest
 import regex
 
+from frontend.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
 from frontend.parsing.harmony import CALLS
 from frontend.parsing.marks import Mark
-from frontend.parsing.model_format import REASONING_FORMATS, TOOL_FORMATS
 
 MARKS = [
     Mark(["<think>"]),

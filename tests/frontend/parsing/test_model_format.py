@@ -7,15 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from frontend.parsing.model_format import (
-    AUTO,
-    NONE,
-    REASONING_FORMATS,
-    TOOL_FORMATS,
-    choose_format,
-    find_format,
-    load_model_format,
-)
+from frontend.parsing.formats import REASONING_FORMATS, TOOL_FORMATS, find_format
+from frontend.parsing.model_format import AUTO, NONE, choose_format, load_model_format
 from messages.config.server import ModelConfig
 from tests.frontend.frontend_run import make_config
 

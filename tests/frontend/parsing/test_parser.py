@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.parsing.deltas import Content, Deltas
+from frontend.parsing.formats import TOOL_FORMATS
 from frontend.parsing.marks import MAX_SEARCH_S
-from frontend.parsing.model_format import TOOL_FORMATS, choose_format
+from frontend.parsing.model_format import choose_format
 from frontend.parsing.parser import ResponseParser
 from frontend.parsing.regions import Format, read_template
 from tests.frontend.parsing.reading import add_up, read

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from frontend.parsing.model_format import REASONING_FORMATS, TOOL_FORMATS, choose_format
+from frontend.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
+from frontend.parsing.model_format import choose_format
 from frontend.parsing.regions import Format, FormatError, read_template
 from tests.frontend.parsing.reading import Reading, read
 from tests.frontend.parsing.recorded import RECORDED, TOOLS, Recorded

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from frontend.parsing.model_format import AUTO, REASONING_FORMATS, TOOL_FORMATS, choose_format, find_format
+from frontend.parsing.formats import REASONING_FORMATS, TOOL_FORMATS, find_format
+from frontend.parsing.model_format import AUTO, choose_format
 from tests.frontend.parsing.golden.make_answers import ANSWERS, MESSAGES, PARAMETERS, make_answers
 from tests.frontend.parsing.reading import read
 

@@ -22,7 +22,7 @@ from kernels.cpu.huge_memory import HUGE_PAGE, make_huge
 from kernels.cpu.huge_pages import ALIGNMENT, Chunk, allocate_from
 from kernels.formats.registry import FORMATS
 from kernels.formats.weight_format import Weight
-from messages.errors import BootError
+from messages.errors import BootError, errors_as
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.report import Report
 
@@ -55,11 +55,9 @@ class WeightMemory:
 
     def __init__(self, path: Path, identity: bytes):
         self._identity = identity
-        try:
+        with errors_as(BootError, path, "; --no-share-weights does without it"):
             # Closed with the process, or by `load` if nothing is mapped: the lock is held while it is open.
             self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            raise BootError(f"{path}: {error.strerror}; --no-share-weights does without it") from None
 
     def load(self, make: Callable[[], Weights], report: Report, count_bytes: Callable[[], int] = lambda: 0) -> Weights:
         """Returns the weights in the file; if it has none, writes the weights that `make` returns first.
@@ -135,13 +133,11 @@ class WeightMemory:
     def _make_room(self, num_bytes: int) -> Chunk:
         """Returns the empty file, with room for `num_bytes`."""
         num_bytes += HEADER.size + ALIGNMENT
-        try:
+        with errors_as(BootError, "the weights in memory", "; --no-share-weights does without it"):
             # Its old content has another identity or is unfinished; memory that the launcher prepared is kept.
             os.pwrite(self._descriptor, bytes(HEADER.size), 0)
             os.ftruncate(self._descriptor, num_bytes)
             chunk = Chunk(num_bytes, self._descriptor)
-        except OSError as error:
-            raise BootError(f"the weights in memory: {error.strerror}; --no-share-weights does without it") from None
         header = chunk.take((HEADER.size,), torch.uint8)
         assert header is not None
         # The host of a virtual machine has to find the memory too, which takes longer than filling it.

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from messages.errors import errors_as
 from runtime.adapter_files import AdapterError
 from scheduler_proc.computing.loading.module_patterns import MAX_PATTERNS, PatternError, first_matches
 
@@ -128,10 +129,8 @@ def _by_module(field: str, pattern: Mapping[str, float], modules: Collection[str
         order = {key: index for index, key in enumerate(pattern)}
         ends = {module: [key for key in _ends_of(module) if key in order] for module in modules}
         return {module: pattern[min(keys, key=order.__getitem__)] for module, keys in ends.items() if keys}
-    try:
+    with errors_as(AdapterError, f"adapter_config.json: {field}", of=PatternError):
         found = first_matches([rf"(.*\.)?({key})$" for key in pattern], modules)
-    except PatternError as error:
-        raise AdapterError(f"adapter_config.json: {field}: {error}") from None
     numbers = list(pattern.values())
     return {module: numbers[index] for module, index in found.items()}
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from messages.errors import BootError
-from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.attention_description import EncoderAttentionDescription
 from scheduler_proc.computing.model.description import (
     ClassifierDescription,
@@ -32,8 +32,7 @@ def describe(
 ) -> ModelDescription:
     """`num_unused`: rows at the beginning of the table of positions that no token uses."""
     for name in ("is_decoder", "add_cross_attention"):
-        if hf_config.flag(name, False):
-            raise hf_config.refuse(name, True, "only encoders of this kind are supported")
+        hf_config.refuse_flag(name, "only encoders of this kind are supported")
     hf_config.choice("position_embedding_type", ["absolute"], "absolute")
     attention, hidden_size = describe_attention(hf_config, has_bias=True), hf_config.count("hidden_size")
     num_positions = hf_config.count("max_position_embeddings", default_positions)
@@ -51,7 +50,7 @@ def describe(
     return ModelDescription(
         vocab_size=hf_config.count("vocab_size"),
         hidden_size=hidden_size,
-        layers=(layer,) * hf_config.count("num_hidden_layers", most=MAX_LAYERS),
+        layers=(layer,) * hf_config.num_layers,
         final_norm=replace(norm, replaces_stream=False),
         num_positions=num_positions,
         num_unused_positions=num_unused,
@@ -61,9 +60,11 @@ def describe(
     )
 
 
-def describe_attention(hf_config: HfConfig, *, has_bias: bool) -> EncoderAttentionDescription:
-    """Returns the attention of an encoder whose heads share the hidden size."""
-    hidden_size, num_heads = hf_config.count("hidden_size"), hf_config.count("num_attention_heads")
+def describe_attention(
+    hf_config: HfConfig, *, has_bias: bool, heads: str = "num_attention_heads"
+) -> EncoderAttentionDescription:
+    """Returns the attention of an encoder whose heads share the hidden size; `heads` is the field with their number."""
+    hidden_size, num_heads = hf_config.count("hidden_size"), hf_config.count(heads)
     if hidden_size % num_heads:
         raise hf_config.refuse("hidden_size", hidden_size, f"it must be a multiple of {num_heads} heads")
     return EncoderAttentionDescription(

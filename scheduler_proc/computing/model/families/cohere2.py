@@ -19,8 +19,7 @@ DEFAULTS = HfConfig(
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hf_config = DEFAULTS.overridden(hf_config)
-    has_bias = hf_config.flag("attention_bias", False)
-    attention = llama.describe_attention(hf_config, has_qkv_bias=has_bias, has_out_bias=has_bias)
+    attention = llama.describe_attention(hf_config, has_bias=hf_config.flag("attention_bias", False))
     ropes = {WINDOW: attention.rope, WHOLE_CONTEXT: None}
     attentions = describe_kinds(hf_config, attention, max_model_len, period=4, ropes=ropes)
     size, eps = hf_config.count("hidden_size"), hf_config.number("layer_norm_eps")

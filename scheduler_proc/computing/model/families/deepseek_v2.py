@@ -1,10 +1,7 @@
 """DeepSeek V2 and V2-Lite: experts chosen by a softmax, possibly of groups with the best experts."""
 
-from dataclasses import replace
-
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.model.description import MlpDescription, ModelDescription
-from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import glm4_moe, latent, llama
 from scheduler_proc.computing.model.families.deepseek_v3 import LATENTS
 
@@ -18,17 +15,11 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hf_config = DEFAULTS.overridden(hf_config)
     hf_config.choice("moe_layer_freq", [1], 1)
     hf_config.choice("scoring_func", ["softmax"], "softmax")
-    if hf_config.flag("norm_topk_prob", False):
-        raise hf_config.refuse("norm_topk_prob", True, "supported is false")
+    hf_config.refuse_flag("norm_topk_prob", "supported is false")
     has_groups = hf_config.choice("topk_method", ["greedy", "group_limited_greedy"]) != "greedy"
-
-    def adapt(mlp: MlpDescription) -> MlpDescription:
-        if not isinstance(mlp, ExpertMlpDescription):
-            return mlp
-        groups = {} if has_groups else {"num_groups": 1, "num_chosen_groups": 1}
-        return replace(mlp, score="softmax", has_correction=False, num_best_of_group=1, **groups)
-
-    mlps = [adapt(mlp) for mlp in glm4_moe.describe_mlps(hf_config)]
+    groups = {} if has_groups else {"num_groups": 1, "num_chosen_groups": 1}
+    own = {"score": "softmax", "has_correction": False, "num_best_of_group": 1, **groups}
+    mlps = glm4_moe.describe_mlps(hf_config, **own)
     return llama.describe_model(hf_config, [latent.describe_attention(hf_config)] * len(mlps), mlps)
 
 

@@ -2,7 +2,7 @@
 
 import re
 
-from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import MlpDescription, ModelDescription
 from scheduler_proc.computing.model.families import glm4_moe, latent, llama
 from scheduler_proc.computing.model.families.mtp import NEXTN, with_mtp
@@ -49,7 +49,7 @@ def _describe_mlps(hf_config: HfConfig) -> list[MlpDescription]:
     kinds = hf_config.texts("mlp_layer_types")
     if not kinds:
         return glm4_moe.describe_mlps(hf_config)
-    if len(kinds) != hf_config.count("num_hidden_layers", most=MAX_LAYERS) or set(kinds) - {"dense", "sparse"}:
+    if len(kinds) != hf_config.num_layers or set(kinds) - {"dense", "sparse"}:
         raise hf_config.refuse("mlp_layer_types", kinds, "it must name each layer's MLP: dense or sparse")
     experts = glm4_moe.describe_experts(hf_config, hf_config.count("n_shared_experts", 1, least=0))
     dense = llama.describe_dense_mlp(hf_config)

@@ -13,7 +13,7 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     mlps = glm4_moe.describe_mlps(hf_config)
     read_kinds(hf_config, [WHOLE_CONTEXT] * len(mlps), [WHOLE_CONTEXT])
     has_bias = hf_config.flag("attention_bias", False)
-    attention = llama.describe_attention(hf_config, has_qkv_bias=has_bias, has_out_bias=has_bias, has_qk_norm=True)
+    attention = llama.describe_attention(hf_config, has_bias=has_bias, has_qk_norm=True)
     return llama.describe_model(hf_config, [attention] * len(mlps), mlps)
 
 

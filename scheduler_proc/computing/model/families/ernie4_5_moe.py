@@ -5,7 +5,7 @@ In its checkpoints neighbouring rows of query and key are rotated together; they
 
 from dataclasses import replace
 
-from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import DenseMlpDescription, MlpDescription, ModelDescription
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.families import glm4, llama
@@ -18,8 +18,7 @@ NAMES = ExpertNames(shared="shared_experts", correction="moe_statics.e_score_cor
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hf_config = DEFAULTS.overridden(hf_config)
-    if hf_config.flag("use_bias", False):
-        raise hf_config.refuse("use_bias", True, "biases are not supported")
+    hf_config.refuse_flag("use_bias", "biases are not supported")
     size, num_shared = hf_config.count("moe_intermediate_size"), hf_config.count("moe_num_shared_experts", 2, least=0)
     dense = llama.describe_dense_mlp(hf_config)
     experts = ExpertMlpDescription(
@@ -30,7 +29,7 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
         has_correction=True,
         shared=DenseMlpDescription(size=num_shared * size, activation="silu_gated") if num_shared else None,
     )
-    num_layers = hf_config.count("num_hidden_layers", most=MAX_LAYERS)
+    num_layers = hf_config.num_layers
     mlps = [experts if index in _expert_layers(hf_config) else dense for index in range(num_layers)]
     return llama.describe_model(hf_config, [llama.describe_attention(hf_config)] * num_layers, mlps)
 

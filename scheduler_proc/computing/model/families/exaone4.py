@@ -10,10 +10,8 @@ DEFAULTS = HfConfig({"rms_norm_eps": 1e-5})
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hf_config = DEFAULTS.overridden(hf_config)
-    attention, has_windows = (
-        llama.describe_attention(hf_config, has_qk_norm=True),
-        hf_config.optional_count("sliding_window"),
-    )
+    attention = llama.describe_attention(hf_config, has_qk_norm=True)
+    has_windows = hf_config.optional_count("sliding_window")
     ropes = {WINDOW: attention.rope, WHOLE_CONTEXT: None if has_windows else attention.rope}
     attentions = describe_kinds(hf_config, attention, max_model_len, period=4 if has_windows else 1, ropes=ropes)
     return llama.describe_model(hf_config, attentions, norms=olmo2.NORMS)

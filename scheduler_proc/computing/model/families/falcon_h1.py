@@ -31,8 +31,7 @@ class FalconH1Description(ModelDescription):
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hf_config = DEFAULTS.overridden(hf_config)
     for bias in ("attention_bias", "mamba_proj_bias", "projectors_bias", "mlp_bias"):
-        if hf_config.flag(bias, False):
-            raise hf_config.refuse(bias, True, "supported are linear layers without biases")
+        hf_config.refuse_flag(bias, "supported are linear layers without biases")
     model = llama.describe(hf_config, max_model_len)
     inner_size = hf_config.optional_count("mamba_d_ssm") or hf_config.count("mamba_expand", 2) * model.hidden_size
     has_norm = hf_config.flag("mamba_rms_norm", False)

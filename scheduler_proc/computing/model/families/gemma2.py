@@ -44,13 +44,10 @@ def describe_gemma(
     has_qk_norm: bool = False,
 ) -> ModelDescription:
     """`period`: each layer of this number attends to the whole context."""
-    if hf_config.flag("use_bidirectional_attention", False):
-        raise hf_config.refuse("use_bidirectional_attention", True, "tokens cannot attend to later ones")
+    hf_config.refuse_flag("use_bidirectional_attention", "tokens cannot attend to later ones")
     hf_config.choice("hidden_activation", [ACTIVATION], ACTIVATION)
     has_bias = hf_config.flag("attention_bias", False)
-    attention = llama.describe_attention(
-        hf_config, has_qkv_bias=has_bias, has_out_bias=has_bias, has_qk_norm=has_qk_norm
-    )
+    attention = llama.describe_attention(hf_config, has_bias=has_bias, has_qk_norm=has_qk_norm)
     scale = hf_config.number("query_pre_attn_scalar") ** -0.5
     qk_norm = attention.qk_norm and replace(attention.qk_norm, is_zero_centered=True)
     attention = replace(attention, scale=scale, softcap=softcap, qk_norm=qk_norm)

@@ -98,7 +98,7 @@ def _describe_attentions(hf_config: HfConfig, max_model_len: int) -> list[Attent
     default = [WHOLE_CONTEXT if index % PERIOD == 0 else WINDOW for index in range(1, num_layers + 1)]
     kinds = [*read_kinds(hf_config, default)[:-1], WHOLE_CONTEXT]  # the last one in any case, as in transformers
     ropes, has_bias = read_ropes(hf_config), hf_config.flag("attention_bias", False)
-    attention = llama.describe_attention(hf_config, has_qkv_bias=has_bias, has_out_bias=has_bias, has_qk_norm=True)
+    attention = llama.describe_attention(hf_config, has_bias=has_bias, has_qk_norm=True)
     attention = replace(attention, scale=1.0, norms_values=True)
     window = llama.fit_window(hf_config.count("sliding_window"), max_model_len)
     sees_spans = hf_config.text("use_bidirectional_attention", "") == "vision"

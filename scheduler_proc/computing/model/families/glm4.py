@@ -5,7 +5,7 @@ In its checkpoints neighbouring rows of query and key are rotated together; they
 
 from dataclasses import replace
 
-from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import llama, phi3
@@ -26,8 +26,7 @@ NORMS = {
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hf_config = DEFAULTS.overridden(hf_config)
     attention = llama.describe_attention(hf_config, has_qkv_bias=hf_config.flag("attention_bias", True))
-    num_layers = hf_config.count("num_hidden_layers", most=MAX_LAYERS)
-    return llama.describe_model(hf_config, [attention] * num_layers, norms=NORMS)
+    return llama.describe_model(hf_config, [attention] * hf_config.num_layers, norms=NORMS)
 
 
 def list_sources(model: ModelDescription) -> list[Source]:

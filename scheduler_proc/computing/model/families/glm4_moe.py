@@ -1,11 +1,14 @@
 """GLM-4.5: half of each head rotated, dense first layers, then experts chosen by sigmoids and one of all tokens."""
 
-from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import DenseMlpDescription, MlpDescription, ModelDescription
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.families import llama, qwen3_moe
 from scheduler_proc.computing.model.families.experts import ExpertNames, sources_with
-from scheduler_proc.computing.model.families.family import Source
 
 DEFAULTS = HfConfig({"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "norm_topk_prob": True})
 NAMES = ExpertNames(shared="shared_experts")
@@ -15,14 +18,14 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hf_config = DEFAULTS.overridden(hf_config)
     has_bias, has_norm = hf_config.flag("attention_bias", False), hf_config.flag("use_qk_norm", False)
     attention = llama.describe_attention(hf_config, has_qkv_bias=has_bias, has_qk_norm=has_norm)
-    num_layers = hf_config.count("num_hidden_layers", most=MAX_LAYERS)
-    return llama.describe_model(hf_config, [attention] * num_layers, describe_mlps(hf_config))
+    return llama.describe_model(hf_config, [attention] * hf_config.num_layers, describe_mlps(hf_config))
 
 
-def describe_mlps(hf_config: HfConfig) -> list[MlpDescription]:
-    """Returns the MLP of each layer: the first ones are dense."""
+def describe_mlps(hf_config: HfConfig, **changes: Any) -> list[MlpDescription]:
+    """Returns the MLP of each layer: the first ones are dense. `changes`: fields of experts, if they are others."""
     experts = describe_experts(hf_config, hf_config.count("n_shared_experts", 1, least=0))
-    num_layers, num_dense = hf_config.count("num_hidden_layers", most=MAX_LAYERS), "first_k_dense_replace"
+    experts = replace(experts, **changes)
+    num_layers, num_dense = hf_config.num_layers, "first_k_dense_replace"
     first = min(num_layers, hf_config.count(num_dense, 1, least=0))
     return [*[llama.describe_dense_mlp(hf_config)] * first, *[experts] * (num_layers - first)]
 
@@ -43,8 +46,5 @@ def describe_experts(hf_config: HfConfig, num_shared: int) -> ExpertMlpDescripti
     )
 
 
-def list_sources(model: ModelDescription) -> list[Source]:
-    return llama.list_sources(model, sources_with(NAMES))
-
-
+list_sources = partial(llama.list_sources, mlp_sources=sources_with(NAMES))
 FAMILY = qwen3_moe.FAMILY.like("Glm4MoeForCausalLM", "glm4_moe", describe, list_sources)

@@ -25,12 +25,9 @@ ACTIVATIONS: dict[str, Literal["gelu_tanh", "gelu"]] = {
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hidden_size, num_heads = hf_config.count("n_embd"), hf_config.count("n_head")
     num_positions = hf_config.count("n_positions")
-    activation = hf_config.text("activation_function", "gelu_new")
-    if activation not in ACTIVATIONS:
-        raise hf_config.refuse("activation_function", activation, f"supported are {', '.join(ACTIVATIONS)}")
+    activation = hf_config.choice("activation_function", list(ACTIVATIONS), "gelu_new")
     for name in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
-        if hf_config.flag(name, False):
-            raise hf_config.refuse(name, True, "such a GPT-2 is not supported")
+        hf_config.refuse_flag(name, "such a GPT-2 is not supported")
     if hidden_size % num_heads != 0:
         raise hf_config.refuse("n_embd", hidden_size, f"it must be a multiple of n_head ({num_heads})")
     if max_model_len > num_positions:

@@ -30,8 +30,7 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
         swiglu_limit=hf_config.number("swiglu_limit", 7.0),
         has_bias=True,
     )
-    has_bias = hf_config.flag("attention_bias", True)
-    attention = llama.describe_attention(hf_config, has_qkv_bias=has_bias, has_out_bias=has_bias)
+    attention = llama.describe_attention(hf_config, has_bias=hf_config.flag("attention_bias", True))
     attention, rope = replace(attention, has_sinks=True), attention.rope
     layers = describe_kinds(hf_config, attention, max_model_len, 2, {WHOLE_CONTEXT: rope, WINDOW: rope})
     return llama.describe_model(hf_config, layers, [experts] * len(layers))

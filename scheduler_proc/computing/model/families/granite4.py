@@ -6,6 +6,7 @@ from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import LayerDescription, MixerDescription, ModelDescription
 from scheduler_proc.computing.model.families import granite, granitemoe, llama, mamba2
 from scheduler_proc.computing.model.families.family import Source
+from scheduler_proc.computing.model.families.layer_kinds import read_kinds
 
 ATTENTION, MAMBA = ("attention", "full_attention"), ("mamba", "linear_attention")
 DEFAULTS = HfConfig(
@@ -21,11 +22,7 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     else:
         size = HfConfig({"intermediate_size": hf_config.count("shared_intermediate_size")})
         model = granite.describe(hf_config.overridden(size), max_model_len)
-    kinds = hf_config.texts("layer_types") or ["mamba"] * len(model.layers)
-    if others := sorted(set(kinds) - {*ATTENTION, *MAMBA}):
-        raise hf_config.refuse("layer_types", others, "supported are attention and mamba")
-    if len(kinds) != len(model.layers):
-        raise hf_config.refuse("layer_types", kinds, f"there are {len(model.layers)} layers")
+    kinds = read_kinds(hf_config, ["mamba"] * len(model.layers), (*ATTENTION, *MAMBA))
     mambas: tuple[MixerDescription, ...] = ()
     if set(kinds) & set(MAMBA):
         mambas = (mamba2.describe_bamba(hf_config, hf_config.count("mamba_expand", 2) * model.hidden_size),)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.description import RopeDescription
 from scheduler_proc.computing.model.families import llama
@@ -31,7 +31,7 @@ def describe_kinds(
     hf_config: HfConfig, attention: AttentionDescription, max_model_len: int, period: int, ropes: Ropes
 ) -> list[AttentionDescription]:
     """Returns the attention of each layer; `period`: by default, each layer of this number has the whole context."""
-    num_layers = hf_config.count("num_hidden_layers", most=MAX_LAYERS)
+    num_layers = hf_config.num_layers
     if not hf_config.texts("layer_types"):
         period = hf_config.count("sliding_window_pattern", period)
     kinds = read_kinds(

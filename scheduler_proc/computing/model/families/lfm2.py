@@ -5,7 +5,7 @@ LFM2-MoE has experts chosen by sigmoids after its first layers.
 
 from dataclasses import replace
 
-from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import MlpDescription, ModelDescription
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.families import llama, mamba2
@@ -60,7 +60,7 @@ def _describe_mlps(hf_config: HfConfig, num_layers: int) -> list[MlpDescription]
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     tied = hf_config.flag("tie_embedding", hf_config.flag("tie_word_embeddings", True))
     hf_config = mamba2.with_eps(DEFAULTS.overridden(hf_config), "norm_eps")
-    num_layers = hf_config.count("num_hidden_layers", most=MAX_LAYERS)
+    num_layers = hf_config.num_layers
     attending = hf_config.indices("full_attn_idxs") or range(num_layers)
     kinds = [WHOLE_CONTEXT if index in attending else CONV for index in range(num_layers)]
     kinds = read_kinds(hf_config, kinds, (WHOLE_CONTEXT, CONV))

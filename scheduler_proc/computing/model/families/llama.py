@@ -1,11 +1,11 @@
 """Llama and its likes (Mistral, SmolLM): RMS norms, rotary positions, grouped heads and a gated MLP."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.description import (
     DenseMlpDescription,
@@ -29,16 +29,14 @@ NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_n
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    has_bias = hf_config.flag("attention_bias", False)
-    num_layers = hf_config.count("num_hidden_layers", most=MAX_LAYERS)
     names = {*hf_config.texts("architectures"), hf_config.text("model_type", "")}
     is_mistral = bool(names & {"MistralForCausalLM", "mistral"})  # in transformers Llama has no window
     window = fit_window(hf_config.optional_count("sliding_window") if is_mistral else None, max_model_len)
-    attention = describe_attention(hf_config, has_qkv_bias=has_bias, has_out_bias=has_bias)
+    attention = describe_attention(hf_config, has_bias=hf_config.flag("attention_bias", False))
     return describe_model(
         hf_config,
-        [replace(attention, window=window)] * num_layers,
-        [describe_dense_mlp(hf_config, has_bias=hf_config.flag("mlp_bias", False))] * num_layers,
+        [replace(attention, window=window)] * hf_config.num_layers,
+        [describe_dense_mlp(hf_config, has_bias=hf_config.flag("mlp_bias", False))] * hf_config.num_layers,
     )
 
 
@@ -46,8 +44,8 @@ def describe_attention(
     hf_config: HfConfig,
     default_head_dim: int | None = None,
     *,
+    has_bias: bool = False,
     has_qkv_bias: bool = False,
-    has_out_bias: bool = False,
     has_qk_norm: bool = False,
 ) -> AttentionDescription:
     """Returns attention over the whole context, from config.json as Llama and its descendants write it.
@@ -65,8 +63,8 @@ def describe_attention(
         scale=head_dim**-0.5,
         rope=read_rope(hf_config),
         qk_norm=describe_norm(hf_config, head_dim) if has_qk_norm else None,
-        has_qkv_bias=has_qkv_bias,
-        has_out_bias=has_out_bias,
+        has_qkv_bias=has_bias or has_qkv_bias,
+        has_out_bias=has_bias,
     )
 
 
@@ -98,11 +96,17 @@ def describe_model(
         replace(LayerDescription(mixers=(attention,), mlp=mlp), **own_norms)
         for attention, mlp in zip(attentions, mlps, strict=True)
     )
+    return describe_layers(hf_config, layers, norm)
+
+
+def describe_layers(
+    hf_config: HfConfig, layers: Iterable[LayerDescription], final_norm: NormDescription
+) -> ModelDescription:
     return ModelDescription(
         vocab_size=hf_config.count("vocab_size"),
-        hidden_size=norm.size,
+        hidden_size=final_norm.size,
         layers=tuple(layers),
-        final_norm=norm,
+        final_norm=final_norm,
         has_tied_head=hf_config.flag("tie_word_embeddings", False),
     )
 

@@ -1,11 +1,11 @@
 """Mamba-2: each layer has a Mamba block alone. No layer has K and V, and config.json gives no longest context."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
-from scheduler_proc.computing.model.description import LayerDescription, ModelDescription, NormDescription
+from scheduler_proc.computing.hf_config import HfConfig
+from scheduler_proc.computing.model.description import LayerDescription, ModelDescription
 from scheduler_proc.computing.model.families import llama
 from scheduler_proc.computing.model.families.family import Family, Source, linear_sources, renamed
 from scheduler_proc.computing.model.mamba_description import VECTORS, MambaDescription
@@ -44,19 +44,7 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hf_config = with_eps(DEFAULTS.overridden(hf_config), "layer_norm_epsilon")
     norm = llama.describe_norm(hf_config, hf_config.count("hidden_size"))
     layer = LayerDescription(mixers=(describe_mamba(hf_config, MambaFields()),), attention_norm=norm)
-    return describe_model(hf_config, [layer] * hf_config.count("num_hidden_layers", most=MAX_LAYERS), norm)
-
-
-def describe_model(
-    hf_config: HfConfig, layers: Sequence[LayerDescription], final_norm: NormDescription
-) -> ModelDescription:
-    return ModelDescription(
-        vocab_size=hf_config.count("vocab_size"),
-        hidden_size=final_norm.size,
-        layers=tuple(layers),
-        final_norm=final_norm,
-        has_tied_head=hf_config.flag("tie_word_embeddings", False),
-    )
+    return llama.describe_layers(hf_config, [layer] * hf_config.num_layers, norm)
 
 
 def with_eps(hf_config: HfConfig, name: str) -> HfConfig:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import latent, llama
 
@@ -14,7 +14,7 @@ DEFAULTS = HfConfig(
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hf_config = DEFAULTS.overridden(hf_config)
-    num_layers = hf_config.count("num_hidden_layers", most=MAX_LAYERS)
+    num_layers = hf_config.num_layers
     update_scale = (hf_config.optional_number("scale_depth") or num_layers**0.5) / num_layers**0.5
     attention = replace(latent.describe_attention(hf_config), has_neighbour_pairs=False)
     model = llama.describe_model(hf_config, [attention] * num_layers)

@@ -4,8 +4,7 @@ import logging
 from dataclasses import replace
 
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.model.description import MlpDescription, ModelDescription
-from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
+from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import glm4_moe, latent, llama
 from scheduler_proc.computing.model.families.rope import ORIGINAL
 
@@ -39,12 +38,7 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
             "it): contexts of up to %d tokens are computed exactly, longer ones are not",
             attention.rope.original_max_positions,
         )
-
-    def adapt(mlp: MlpDescription) -> MlpDescription:
-        is_routed = isinstance(mlp, ExpertMlpDescription)
-        return replace(mlp, score="softmax", has_correction=False) if is_routed else mlp
-
-    mlps = [adapt(mlp) for mlp in glm4_moe.describe_mlps(hf_config)]
+    mlps = glm4_moe.describe_mlps(hf_config, score="softmax", has_correction=False)
     return llama.describe_model(hf_config, [attention] * len(mlps), mlps)
 
 

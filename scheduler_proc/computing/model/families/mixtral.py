@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import MlpDescription, ModelDescription
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.families import llama
@@ -17,9 +17,9 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
         size=hf_config.count("intermediate_size"),
         is_renormalized=True,
     )
-    attention = llama.describe_attention(hf_config, has_qkv_bias=False, has_out_bias=False)
+    attention = llama.describe_attention(hf_config)
     window = llama.fit_window(hf_config.optional_count("sliding_window"), max_model_len)
-    layers = [replace(attention, window=window)] * hf_config.count("num_hidden_layers", most=MAX_LAYERS)
+    layers = [replace(attention, window=window)] * hf_config.num_layers
     return llama.describe_model(hf_config, layers, [experts] * len(layers))
 
 

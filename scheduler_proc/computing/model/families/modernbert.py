@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.description import (
     ClassifierDescription,
@@ -30,7 +30,7 @@ THETAS = {WHOLE_CONTEXT: ("global_rope_theta", 160_000.0), WINDOW: ("local_rope_
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hidden_size = hf_config.count("hidden_size")
-    num_layers, period = hf_config.count("num_hidden_layers", most=MAX_LAYERS), "global_attn_every_n_layers"
+    num_layers, period = hf_config.num_layers, "global_attn_every_n_layers"
     every = hf_config.count(period, 3)
     kinds = read_kinds(hf_config, [WINDOW if index % every else WHOLE_CONTEXT for index in range(num_layers)])
     hf_config.choice("hidden_activation", ["gelu"], "gelu")

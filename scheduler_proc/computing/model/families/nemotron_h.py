@@ -31,7 +31,7 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hf_config.choice("mamba_hidden_act", ["silu"], "silu")
     norm, kinds = llama.describe_norm(hf_config, hf_config.count("hidden_size")), _read_kinds(hf_config)
     layers = {kind: _describe_layer(hf_config, kind, norm) for kind in dict.fromkeys(kinds)}
-    return mamba2.describe_model(hf_config, [layers[kind] for kind in kinds], norm)
+    return llama.describe_layers(hf_config, [layers[kind] for kind in kinds], norm)
 
 
 def _read_kinds(hf_config: HfConfig) -> list[str]:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
-from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import llama
@@ -14,13 +14,12 @@ DEFAULTS = HfConfig({"rms_norm_eps": 1e-5})
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hf_config = DEFAULTS.overridden(hf_config)
-    attentions = [describe_attention(hf_config)] * hf_config.count("num_hidden_layers", most=MAX_LAYERS)
-    return llama.describe_model(hf_config, attentions, norms=NORMS)
+    return llama.describe_model(hf_config, [describe_attention(hf_config)] * hf_config.num_layers, norms=NORMS)
 
 
 def describe_attention(hf_config: HfConfig) -> AttentionDescription:
     has_bias = hf_config.flag("attention_bias", False)
-    attention = llama.describe_attention(hf_config, has_qkv_bias=has_bias, has_out_bias=has_bias, has_qk_norm=True)
+    attention = llama.describe_attention(hf_config, has_bias=has_bias, has_qk_norm=True)
     return replace(attention, norms_whole_qk=True)
 
 

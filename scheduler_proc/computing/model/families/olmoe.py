@@ -1,6 +1,6 @@
 """OLMoE: experts in place of each MLP, and a norm of all query heads and one of all key heads together."""
 
-from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.expert_description import ExpertMlpDescription
 from scheduler_proc.computing.model.families import llama, olmo2, qwen3_moe
@@ -16,9 +16,8 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
         size=hf_config.count("intermediate_size"),
         is_renormalized=hf_config.flag("norm_topk_prob", False),
     )
-    num_layers = hf_config.count("num_hidden_layers", most=MAX_LAYERS)
-    attentions = [olmo2.describe_attention(hf_config)] * num_layers
-    return llama.describe_model(hf_config, attentions, [experts] * num_layers)
+    attentions = [olmo2.describe_attention(hf_config)] * hf_config.num_layers
+    return llama.describe_model(hf_config, attentions, [experts] * len(attentions))
 
 
 FAMILY = qwen3_moe.FAMILY.like("OlmoeForCausalLM", "olmoe", describe)

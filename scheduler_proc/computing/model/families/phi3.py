@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.description import (
     DenseMlpDescription,
@@ -20,8 +20,7 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hf_config = DEFAULTS.overridden(hf_config)
     window = llama.fit_window(hf_config.optional_count("sliding_window"), max_model_len)
     attention = replace(llama.describe_attention(hf_config), window=window)
-    num_layers = hf_config.count("num_hidden_layers", most=MAX_LAYERS)
-    return llama.describe_model(hf_config, [attention] * num_layers)
+    return llama.describe_model(hf_config, [attention] * hf_config.num_layers)
 
 
 def list_sources(model: ModelDescription) -> list[Source]:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.attention_description import AttentionDescription
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import llama
@@ -13,7 +13,7 @@ FIRST_WINDOW_LAYER = 28
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    attention = llama.describe_attention(hf_config, has_qkv_bias=True, has_out_bias=False)
+    attention = llama.describe_attention(hf_config, has_qkv_bias=True)
     return llama.describe_model(hf_config, with_windows(hf_config, attention, max_model_len))
 
 
@@ -21,7 +21,7 @@ def with_windows(
     hf_config: HfConfig, attention: AttentionDescription, max_model_len: int
 ) -> list[AttentionDescription]:
     """Returns the attention of each layer. `sliding_window` alone is the size of a window that is not used."""
-    num_layers, window = hf_config.count("num_hidden_layers", most=MAX_LAYERS), read_window(hf_config)
+    num_layers, window = hf_config.num_layers, read_window(hf_config)
     first = hf_config.count("max_window_layers", FIRST_WINDOW_LAYER, least=0) if window else num_layers
     by_index = [WINDOW if index >= first else WHOLE_CONTEXT for index in range(num_layers)]
     kinds = read_kinds(hf_config, by_index, (WHOLE_CONTEXT, WINDOW) if window else (WHOLE_CONTEXT,))

@@ -10,8 +10,7 @@ from scheduler_proc.computing.model.families import llama, qwen2, qwen3_moe
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     experts = describe_experts(hf_config)
-    has_bias = hf_config.flag("qkv_bias", True)
-    attention = llama.describe_attention(hf_config, has_qkv_bias=has_bias, has_out_bias=False)
+    attention = llama.describe_attention(hf_config, has_qkv_bias=hf_config.flag("qkv_bias", True))
     layers = qwen2.with_windows(hf_config, attention, max_model_len)
     return llama.describe_model(hf_config, layers, qwen3_moe.alternate(hf_config, experts))
 

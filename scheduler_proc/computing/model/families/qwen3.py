@@ -15,9 +15,7 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
 
 def describe_attention(hf_config: HfConfig) -> AttentionDescription:
     has_bias = hf_config.flag("attention_bias", False)
-    return llama.describe_attention(
-        hf_config, DEFAULT_HEAD_DIM, has_qkv_bias=has_bias, has_out_bias=has_bias, has_qk_norm=True
-    )
+    return llama.describe_attention(hf_config, DEFAULT_HEAD_DIM, has_bias=has_bias, has_qk_norm=True)
 
 
 FAMILY = llama.FAMILY.like("Qwen3ForCausalLM", "qwen3", describe)

@@ -1,6 +1,6 @@
 """Qwen3.5 and Qwen3.6, the dense models: Qwen3-Next without experts, under other names of tensors."""
 
-from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import llama, qwen3_next
 from scheduler_proc.computing.model.families.rope import with_axes
@@ -11,8 +11,7 @@ SECTIONS = 11, 11, 10
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hf_config = qwen3_next.DEFAULTS.overridden(hf_config)
-    num_layers = hf_config.count("num_hidden_layers", most=MAX_LAYERS)
-    model = qwen3_next.describe_hybrid(hf_config, [llama.describe_dense_mlp(hf_config)] * num_layers)
+    model = qwen3_next.describe_hybrid(hf_config, [llama.describe_dense_mlp(hf_config)] * hf_config.num_layers)
     return with_axes(model, hf_config, SECTIONS, is_interleaved=True)
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import qwen2_moe, qwen3_5, qwen3_next
 from scheduler_proc.computing.model.families.rope import with_axes
@@ -12,8 +12,7 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hf_config = qwen3_next.DEFAULTS.overridden(hf_config)
     hf_config.choice("hidden_act", ["silu"], "silu")
     experts = replace(qwen2_moe.describe_experts(hf_config), is_renormalized=True)
-    num_layers = hf_config.count("num_hidden_layers", most=MAX_LAYERS)
-    model = qwen3_next.describe_hybrid(hf_config, [experts] * num_layers)
+    model = qwen3_next.describe_hybrid(hf_config, [experts] * hf_config.num_layers)
     return with_axes(model, hf_config, qwen3_5.SECTIONS, is_interleaved=True)
 
 

@@ -39,11 +39,9 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
 def describe_hybrid(hf_config: HfConfig, mlps: Sequence[MlpDescription]) -> ModelDescription:
     """Returns a model whose layers have these MLPs."""
     hf_config.choice("output_gate_type", ["silu", "swish"], "silu")  # two names of the activation of the gated norm
-    if not hf_config.flag("attn_output_gate", True):
-        raise hf_config.refuse("attn_output_gate", False, "attention without a gate on its output is not supported")
+    hf_config.refuse_flag("attn_output_gate", "attention without a gate on its output is not supported", refused=False)
     norm = replace(llama.describe_norm(hf_config, hf_config.count("hidden_size")), is_zero_centered=True)
-    has_bias = hf_config.flag("attention_bias", False)
-    attention = llama.describe_attention(hf_config, has_qkv_bias=has_bias, has_out_bias=has_bias)
+    attention = llama.describe_attention(hf_config, has_bias=hf_config.flag("attention_bias", False))
     qk_norm = replace(norm, size=attention.head_dim)
     attention = replace(attention, qk_norm=qk_norm, has_gate=True)
     model = llama.describe_model(hf_config, [attention] * len(mlps), mlps, norm)

@@ -11,8 +11,7 @@ DEFAULTS = HfConfig({"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embe
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hf_config = DEFAULTS.overridden(hf_config)
-    if hf_config.flag("use_sliding_window", False):
-        raise hf_config.refuse("use_sliding_window", True, "windows in SmolLM3 are not supported")
+    hf_config.refuse_flag("use_sliding_window", "windows in SmolLM3 are not supported")
     model = llama.describe(hf_config, max_model_len)
     interval = hf_config.count("no_rope_layer_interval", 4)
     by_interval = [int((index + 1) % interval != 0) for index in range(len(model.layers))]

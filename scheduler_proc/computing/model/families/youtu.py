@@ -1,6 +1,6 @@
 """Youtu-LLM: the latent attention of DeepSeek V3 with dense MLPs."""
 
-from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.families import deepseek_v3, latent, llama
 
@@ -10,7 +10,7 @@ DEFAULTS = HfConfig({**deepseek_v3.LATENTS, "tie_word_embeddings": True})
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     hf_config = DEFAULTS.overridden(hf_config)
     attention = latent.describe_attention(hf_config)
-    return llama.describe_model(hf_config, [attention] * hf_config.count("num_hidden_layers", most=MAX_LAYERS))
+    return llama.describe_model(hf_config, [attention] * hf_config.num_layers)
 
 
 FAMILY = llama.FAMILY.like("YoutuForCausalLM", "youtu", describe, latent.list_sources)

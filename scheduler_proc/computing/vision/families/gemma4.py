@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.formats.weight_format import Linear, Weight
 from kernels.operations.gelu import GeluKind
-from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.attention_description import EncoderAttentionDescription
 from scheduler_proc.computing.model.blocks.weights import Weights, pop_tensor
 from scheduler_proc.computing.model.description import (
@@ -64,7 +64,7 @@ def describe(config: HfConfig) -> TowerDescription:
         mlp_norm=norm,
         mlp_out_norm=norm,
     )
-    num_layers, row_width = vision.count("num_hidden_layers", most=MAX_LAYERS), text.count("hidden_size")
+    num_layers, row_width = vision.num_layers, text.count("hidden_size")
     others: list[Parameter] = []
     if vision.flag("standardize", False):
         others += [Parameter(name, (size,), "float32") for name in (STD_BIAS, STD_SCALE)]

@@ -5,6 +5,7 @@ from typing import Literal
 
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import LayerDescription, NormDescription
+from scheduler_proc.computing.model.families.bert import describe_attention
 from scheduler_proc.computing.vision.description import (
     CLASS_TOKEN,
     PATCHES,
@@ -19,8 +20,6 @@ from scheduler_proc.computing.vision.siglip import (
     MAX_MERGE,
     MAX_PATCH,
     MAX_SIDE,
-    count_layers,
-    describe_attention,
     describe_mlp,
     find_section,
     projector_activation,
@@ -36,14 +35,14 @@ OLD_FIELDS = {"use_qk_norm": "qk_normalization", "attention_bias": "qkv_bias"}
 def describe(config: HfConfig) -> TowerDescription:
     vision = find_section(config, "vision_config")
     vision = vision.with_old_names({old: new for new, old in OLD_FIELDS.items()})
-    size, row_width, num_layers = vision.count("hidden_size"), text_width(config), count_layers(vision)
+    size, row_width, num_layers = vision.count("hidden_size"), text_width(config), vision.num_layers
     kinds: dict[str, Literal["layer", "rms"]] = {"layer_norm": "layer", "rms_norm": "rms"}
     kind = kinds[vision.choice("norm_type", list(kinds), "layer_norm")]
     norm = NormDescription(kind=kind, size=size, eps=vision.number("layer_norm_eps", 1e-6))
     scale = NormDescription(kind="scale", size=size)
     has_qk_norm, has_bias = vision.flag("use_qk_norm", False), vision.flag("attention_bias", False)
     attention = replace(
-        describe_attention(vision),
+        describe_attention(vision, has_bias=True),
         has_qkv_bias=has_bias,
         qk_norm=NormDescription(kind="rms", size=size // vision.count("num_attention_heads"), eps=1e-6)
         if has_qk_norm

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from scheduler_proc.computing.hf_config import MAX_LAYERS, HfConfig
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import DenseMlpDescription, LayerDescription, NormDescription
 from scheduler_proc.computing.step.rows import StepRows
 from scheduler_proc.computing.vision.axial import AxialTower, describe_axial
@@ -31,11 +31,11 @@ def describe(config: HfConfig) -> TowerDescription:
     size, row_width = vision.count("hidden_size"), text.count("hidden_size")
     side = config.count("spatial_merge_size", 1, most=16)  # only models that merge patches have the field
     norm = NormDescription(kind="rms", size=size, eps=1e-5)
-    attention = describe_axial(vision, vision.count("num_attention_heads"), has_bias=False)
+    attention = describe_axial(vision, has_bias=False)
     activation = ACTIVATIONS[vision.choice("hidden_act", list(ACTIVATIONS), "gelu")]
     mlp = DenseMlpDescription(size=vision.count("intermediate_size"), activation=activation)
     layer = LayerDescription(mixers=(attention,), mlp=mlp, attention_norm=norm, mlp_norm=norm)
-    num_layers = vision.count("num_hidden_layers", most=MAX_LAYERS)
+    num_layers = vision.num_layers
     config.choice("vision_feature_layer", [-1, num_layers], -1)
     config.choice("projector_hidden_act", ["gelu"], "gelu")
     has_bias = config.flag("multimodal_projector_bias", side == 1)

@@ -3,8 +3,9 @@
 import re
 from typing import Any
 
+from frontend.api.answers.call_ids import fit_ids, next_number
 from frontend.api.answers.chat_messages import ChatMessage
-from frontend.api.answers.conversation import adapt_messages, fit_ids, next_number
+from frontend.api.answers.conversation import adapt_messages
 from frontend.api.answers.tools import NO_TOOLS
 from frontend.parsing.model_format import choose_format
 

@@ -1,7 +1,7 @@
 import pytest
 from msgspec import UNSET
 
-from frontend.api.openai.body import usage_of, usage_so_far
+from frontend.api.openai.usage import usage_of, usage_so_far
 from frontend.requests.generation import Generation
 from messages.ring.replies import Usage
 from messages.ring.requests import SamplingParams, Stamps, TokenizeMsg

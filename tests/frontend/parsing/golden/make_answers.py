@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from frontend.parsing.model_format import REASONING_FORMATS, TOOL_FORMATS, UNREADABLE, find_format
+from frontend.parsing.formats import REASONING_FORMATS, TOOL_FORMATS, UNREADABLE, find_format
 from messages.errors import RequestError
 from messages.ring.requests import ChatPrompt
 from runtime.chat_files import DEFAULT, ChatFiles

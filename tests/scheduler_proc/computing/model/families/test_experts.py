@@ -207,7 +207,7 @@ def test_what_cannot_run_is_refused() -> None:
         read(DOTS1 | {"layer_types": ["full_attention", "sliding_attention"]})
     with pytest.raises(BootError, match='mlp_only_layers must be a list of indices, not "all"'):
         read(QWEN3_MOE | {"mlp_only_layers": "all"})
-    with pytest.raises(BootError, match="--tensor-parallel 2: it does not divide the 13 inner values of an expert"):
+    with pytest.raises(BootError, match="--tensor-parallel 2: it does not divide the model's 13 inner values"):
         Shard(read(QWEN3_MOE | {"moe_intermediate_size": 13})[1], 0, 2)
 
 

@@ -22,7 +22,7 @@ def test_sources_fill_every_element_of_every_parameter_once(fields: dict[str, An
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        (GPT2 | {"activation_function": "relu"}, 'activation_function is "relu": supported are gelu_new'),
+        (GPT2 | {"activation_function": "relu"}, 'activation_function is "relu": supported is gelu_new'),
         (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is true"),
         (GPT2 | {"add_cross_attention": True}, "add_cross_attention is true"),
         (GPT2 | {"n_head": 5}, r"n_embd is 12: it must be a multiple of n_head \(5\)"),

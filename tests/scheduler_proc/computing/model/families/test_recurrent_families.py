@@ -158,7 +158,7 @@ def test_ranks_have_whole_groups_of_heads_and_channels() -> None:
     assert conv.size == 12
     with pytest.raises(BootError, match="--tensor-parallel 3: it does not divide the model's 2 groups of Mamba heads"):
         Shard(read(MAMBA2)[1], 0, 3)
-    with pytest.raises(BootError, match="--tensor-parallel 5: it does not divide 24 channels of a convolution"):
+    with pytest.raises(BootError, match="--tensor-parallel 5: it does not divide the model's 24 channels of"):
         Shard(read(LFM2 | {"layer_types": ["conv", "conv"]})[1], 0, 5)
 
 
