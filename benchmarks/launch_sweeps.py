@@ -366,7 +366,6 @@ SWEEPS = {
     "prefill": PREFILL,
     "long_prefill": LONG_PREFILL,
     "decode_codes": DECODE_CODES,
-    "prefill": PREFILL,
     "few_rows": FEW_ROWS,
 }
 """By what to call them."""

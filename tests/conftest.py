@@ -24,10 +24,6 @@ if not HAS_CUDA_DRIVER:
     # Triton reads this variable when its library of functions is imported, which any package may do.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Tests compare bits of Triton's interpreter, whose products are numpy's. In OpenBLAS's kernels for AVX2, which this
-# variable can force, the order of a row's sums depends on its place in a block.
-os.environ.pop("OPENBLAS_CORETYPE", None)
-
 # Otherwise each parallel region may wait up to 20 ms for other programs on a busy machine.
 limit_spinning(os.environ)
 

@@ -7,8 +7,8 @@ from kernels.plans.decode_work import DecodeShape
 FUSIONS = ("few_rows", "prefetch", "dependent", "argmax", "long_prompts", "fp8_attention", "fp8_products")
 """In steps of few rows one kernel for a product and what is around it; attention's idle programs prefetch the next
 weight; kernels are launched before the previous one has ended; the head's product finds the likeliest tokens, without
-logits, if no row needs more. A kernel of its own for long prompts. Products of decode attention take the codes of an fp8
-cache, and those of linear layers the codes of fp8 weights."""
+logits, if no row needs more. Long prompts have a kernel of their own. Products of decode attention take the codes of an
+fp8 cache, and those of linear layers the codes of fp8 weights."""
 
 _fused = frozenset[str]()
 
