@@ -30,7 +30,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def replica(checkpoint: Path) -> Iterator[ray_serve.Server]:
-    flags = "--cpu-threads 1 --no-standby --admin-key test-key --max-snapshots 0"
+    flags = "--cpu-threads 1 --no-standby --speculative none --admin-key test-key --max-snapshots 0"
     replica = ray_serve.Server(f"--model {checkpoint} {flags}")
     yield replica
     replica.close()

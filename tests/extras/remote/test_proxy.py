@@ -48,7 +48,7 @@ def proxy(tmp_path: Path) -> Iterator[Proxy]:
         run_dir=run_dir,
         name="scheduler-2",
         config=SimpleNamespace(extras={}),
-        add_channel=lambda channel: None,
+        waiter=Mock(),
         wake=lambda: None,
     )
     proxy = Proxy(cast("Any", link), "tcp://127.0.0.1:*")

@@ -21,7 +21,7 @@ def read_kinds(
     """Returns the kind of each layer: `layer_types` or, without, `default`, which has all layers."""
     kinds = hf_config.texts("layer_types") or default
     if others := sorted(set(kinds) - set(known)):
-        raise hf_config.refuse("layer_types", others, f"supported is {' and '.join(known)}")
+        raise hf_config.refuse("layer_types", others, f"supported is {', '.join(known)}")
     if len(kinds) != len(default):
         raise hf_config.refuse("layer_types", kinds, f"there are {len(default)} layers")
     return kinds

@@ -193,7 +193,7 @@ def test_sources_fill_every_element_of_every_parameter_once(architecture: str, c
         (GEMMA_3_1B | {"sliding_window_pattern": 0}, "sliding_window_pattern must be a positive integer, not 0"),
         (GEMMA_3_1B | {"architectures": ["Gemma3ForConditionalGeneration"]}, "which is not supported"),
         (OLMO_3 | {"layer_types": ["full_attention"]}, "layer_types is .*: there are 32 layers"),
-        (OLMO_3 | {"layer_types": ["chunked_attention"] * 32}, "supported is full_attention and sliding_attention"),
+        (OLMO_3 | {"layer_types": ["chunked_attention"] * 32}, "supported is full_attention, sliding_attention"),
         (COMMAND_R7B | {"hidden_act": "gelu"}, 'hidden_act is "gelu": supported is silu'),
         (EXAONE_32B | {"layer_types": None}, 'sliding_window_pattern must be a positive integer, not "LLLG"'),
         (EXAONE_32B | {"rope_scaling": LLAMA3_SCALING | {"factor": None}}, "factor is missing"),

@@ -45,7 +45,7 @@ def test_sources_fill_every_element_of_every_parameter_once(fields: dict[str, An
             QWEN2 | {"layer_types": ["full_attention", "sliding_attention"]},
             r'layer_types is \["sliding_attention"\]: supported is full_attention',
         ),
-        (QWEN2 | WINDOWS | {"layer_types": ["chunked_attention"] * 2}, "supported is full_attention and sliding_att"),
+        (QWEN2 | WINDOWS | {"layer_types": ["chunked_attention"] * 2}, "supported is full_attention, sliding_att"),
         (QWEN2 | WINDOWS | {"layer_types": ["full_attention"]}, "layer_types is .*: there are 2 layers"),
         (QWEN2 | WINDOWS | {"sliding_window": None}, "sliding_window is missing"),
         (QWEN2 | WINDOWS | {"max_window_layers": -1}, "max_window_layers must be an integer from 0 on, not -1"),

@@ -180,7 +180,7 @@ def test_ranks_have_whole_groups_of_heads_and_channels() -> None:
         (FALCON | {"mlp_multipliers": [1.0, 0.0]}, "mlp_multipliers must be a list of positive numbers"),
         (FALCON | {"projectors_bias": True}, "projectors_bias is true: supported are linear layers without biases"),
         (LFM2 | {"layer_types": ["conv"]}, "layer_types is .*: there are 2 layers"),
-        (LFM2 | {"layer_types": ["conv", "mamba"]}, "layer_types is .*mamba.*: supported is full_attention and conv"),
+        (LFM2 | {"layer_types": ["conv", "mamba"]}, "layer_types is .*mamba.*: supported is full_attention, conv"),
         (LFM2_MOE | {"num_experts_per_tok": 40}, "num_experts_per_tok is 40: there are 32 experts"),
     ],
 )
