@@ -26,7 +26,7 @@ NEVER_RUN = (
     "[0172](../decisions/0172-attention-multiplies-fp8-codes.md)). They are off.\n"
     "- *Latent attention*, fixed launches (`--deterministic`), recurrent states, heads of 512, pages of windows, LoRA, "
     "encoders, and weights of fp8, AWQ and GPTQ. "
-    "`make test-gpu ARGS=\"--only kinds_on_gpu\"` compares each with a CPU.\n"
+    '`make test-gpu ARGS="--only kinds_on_gpu"` compares each with a CPU.\n'
     "- *Several GPUs*, and several models on one.\n"
 )
 OWN_FORM = "Triton"
