@@ -180,7 +180,14 @@ class RingClient:
         return [counter for counter in counters if not counter.endswith(" 0.0")]
 
     def gauges(self, process: str) -> dict[str, float]:
-        return self.health()["processes"][process]["gauges"]
+        """Returns the gauges of the next beat: the latest one may be from before what has just happened."""
+        begin_s = time.monotonic()
+        while (asked_s := time.monotonic()) < begin_s + TIMEOUT_S:
+            status = self.status(process)
+            if status["beat_age_s"] is not None and status["beat_age_s"] < asked_s - begin_s:
+                return status["gauges"]
+            time.sleep(0.05)
+        raise AssertionError(f"{process} sent no beat within {TIMEOUT_S} s")
 
     def wait_until_empty(self, timeout_s: float = TIMEOUT_S) -> None:
         """Waits until no process holds state of a request and all pages are free or cached."""

@@ -107,7 +107,7 @@ def test_several_choices_and_an_unload_at_the_same_time_all_end(ring: RingClient
         return {"status": reply.status_code, "texts": [choice["text"] for choice in reply.json().get("choices", ())]}
 
     async def run() -> tuple[list[dict[str, Any]], httpx.Response]:
-        while ring.gauges("scheduler").get("adapter_slots_in_use"):  # the gauges are as old as the latest beat
+        while ring.gauges("scheduler").get("adapter_slots_in_use"):
             await asyncio.sleep(0.01)
         running = [asyncio.create_task(asyncio.to_thread(complete, "second")) for _ in range(3)]
         while not ring.gauges("scheduler").get("adapter_slots_in_use") and not all(task.done() for task in running):
