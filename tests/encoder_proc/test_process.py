@@ -80,6 +80,17 @@ def start(launcher: FakeLauncher) -> None:
     launcher.wait_for("encoder", Ready)
 
 
+def start_busy(launcher: FakeLauncher) -> tuple[Engine, ImageInput]:
+    """Returns an engine whose ask 1 is in work, and its image, which waits until its file is there."""
+    engine = Engine(launcher)
+    start(launcher)
+    engine.take()
+    slow = image_of(2, SLOW_HEIGHT)
+    engine.ask(1, slow, (0, 1))
+    launcher.wait_for("encoder", Beat, where=lambda beat: beat.busy_since_ns > 0)
+    return engine, slow
+
+
 def expected(image: ImageInput) -> list[int]:
     return [row_value(image.encoding_digest(), row) for row in range(image.width)]
 
@@ -117,12 +128,7 @@ def test_what_cannot_be_encoded_is_answered_with_an_error_and_stale_asks_write_n
 
 
 def test_a_forgotten_image_is_not_encoded_and_a_new_engine_begins_anew(launcher: FakeLauncher):
-    engine = Engine(launcher)
-    start(launcher)
-    engine.take()
-    slow = image_of(2, SLOW_HEIGHT)
-    engine.ask(1, slow, (0, 1))
-    launcher.wait_for("encoder", Beat, where=lambda beat: beat.busy_since_ns > 0)
+    engine, slow = start_busy(launcher)
     engine.ask(2, image_of(1), (2,))
     engine.ask(3, image_of(3), (3, 4, 5))
     engine.sender.send(ForgetImage(2, 1))
@@ -140,12 +146,7 @@ def test_a_forgotten_image_is_not_encoded_and_a_new_engine_begins_anew(launcher:
 
 
 def test_asks_that_an_encoder_does_not_know_are_answered(launcher: FakeLauncher):
-    engine = Engine(launcher)
-    start(launcher)
-    engine.take()
-    slow = image_of(2, SLOW_HEIGHT)
-    engine.ask(1, slow, (0, 1))
-    launcher.wait_for("encoder", Beat, where=lambda beat: beat.busy_since_ns > 0)
+    engine, slow = start_busy(launcher)
     engine.ask(2, image_of(1), (2,))
     engine.sender.send(OpenAsks(1, (1, 2, 3)))
     assert engine.take() == ImageEncoded(3), "one is in work, one waits"
