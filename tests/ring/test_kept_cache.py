@@ -41,8 +41,11 @@ def undisturbed(faulty_ring: RingClient, requests: list[dict[str, Any]]) -> list
 
 def disturb(
     ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated], harm: Callable[[], object]
-) -> None:
-    """Ends the scheduler in mid-stream by `harm`; retries if that came too late."""
+) -> int:
+    """Ends the scheduler in mid-stream by `harm`; retries if that came too late.
+
+    Returns how many times requests continued: on a busy machine, a request may lose a frame too, and continue twice.
+    """
     for _ in range(MAX_TRIES):
         ring.wait_until_empty()
         assert httpx.post(f"{ring.url}/flush_cache", json={}).status_code == 200
@@ -52,17 +55,17 @@ def disturb(
         ring.wait_for_restart("scheduler", num_restarts)
         ring.wait_until_empty()
         if min(one.attempts for one in got) > 1:
-            return
+            return sum(one.attempts - 1 for one in got)
     raise AssertionError("the scheduler never died in mid-stream")
 
 
 def test_only_what_is_in_no_full_page_is_computed_again(
     faulty_ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated]
 ):
-    disturb(faulty_ring, requests, undisturbed, lambda: faulty_ring.kill("scheduler"))
+    num_continued = disturb(faulty_ring, requests, undisturbed, lambda: faulty_ring.kill("scheduler"))
     gauges = faulty_ring.gauges("scheduler")
     assert gauges["resumed_tokens"] >= NUM_STREAMS * (PROMPT_TOKENS + 1)
-    assert gauges["recomputed_tokens"] <= NUM_STREAMS * (PAGE_TOKENS + 1)
+    assert gauges["recomputed_tokens"] <= num_continued * (PAGE_TOKENS + 1)
     assert gauges["pages_recovered"] >= NUM_STREAMS * (PROMPT_TOKENS // PAGE_TOKENS)
     assert gauges["pages_dropped"] == 0
     metrics = httpx.get(f"{faulty_ring.url}/metrics").text

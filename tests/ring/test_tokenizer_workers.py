@@ -24,8 +24,10 @@ COMMAND_TIMEOUT_S = 60.0
 @pytest.fixture(scope="module")
 def ring(restarted_ring: RingClient) -> Iterator[RingClient]:
     assert isinstance(give(restarted_ring, ScaleProcess("tokenizer", 2)), Done)
+    wait_for_tokenizers(restarted_ring, 2)
     yield restarted_ring
     assert isinstance(give(restarted_ring, ScaleProcess("tokenizer", 1)), Done)
+    wait_for_tokenizers(restarted_ring, 1)
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +45,14 @@ def give(ring: RingClient, command: AdminCommand) -> Result:
     server = choose_server(None, httpx.URL(ring.url).port)
     with AdminClient(server.run_dir) as line:
         return line.give(command, COMMAND_TIMEOUT_S)
+
+
+def wait_for_tokenizers(ring: RingClient, num: int) -> None:
+    """The list of processes reaches the frontend a moment after the command is done."""
+    deadline_s = time.monotonic() + COMMAND_TIMEOUT_S
+    while len(tokenizers(ring)) != num:
+        assert time.monotonic() < deadline_s, tokenizers(ring)
+        time.sleep(0.05)
 
 
 def tokenizers(ring: RingClient) -> set[str]:
@@ -75,7 +85,7 @@ def test_their_number_changes_under_load(
             await load.wait_for_replies(NUM_STREAMS)
             result = await asyncio.to_thread(give, ring, ScaleProcess("tokenizer", num))
             assert isinstance(result, Done), result
-            assert len(await asyncio.to_thread(tokenizers, ring)) == num
+            await asyncio.to_thread(wait_for_tokenizers, ring, num)
         await load.wait_for_replies(NUM_STREAMS)
 
     asyncio.run(load.run_during(act))
