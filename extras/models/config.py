@@ -69,7 +69,7 @@ class ModelsConfig(ExtraConfig, frozen=True, kw_only=True):
         PositiveFloat | None,
         Flag(
             "with --models: memory for the weights and KV caches of all loaded models in GiB; the least recently used "
-            "model is unloaded to make room (default: 0.9 of the memory available at start)"
+            "model is unloaded to make room (default: 0.9 of the memory available at start; on a GPU, of its memory)"
         ),
     ] = None
     entries: tuple[ModelEntry, ...] = ()

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from extras.models.catalog import read_entries, shared_flags
 from extras.models.config import ModelsConfig
+from extras.models.gpu_memory import free_gpu_bytes
 from messages.config.server import Config, ModelConfig, ModelFacts
 from messages.control.processes import FRONTEND
 from messages.errors import UsageError
@@ -47,13 +48,17 @@ def add_facts(config: Config) -> Config:
         if is_broken(config):
             raise UsageError(f"--models and {flag}: {reason}")
     section = ModelsConfig.of(config)
-    memory_gb = section.models_memory_gb or PART_OF_MEMORY * available_memory_bytes(MEMORY_INFO, CGROUP) / GIB
+    memory_gb = section.models_memory_gb or PART_OF_MEMORY * _available_bytes(config.model) / GIB
     section = replace(section, models_memory_gb=memory_gb, shared_flags=shared_flags(config))
     section = replace(section, entries=read_entries(section))
     names = tuple(entry.name for entry in section.entries)
     facts = ModelFacts(served_names=names, has_chat_template=True)
     run = replace(config.run, data_parallel=0, black_box_mb=0)
     return section.put_into(replace(config, model=ModelConfig(), facts=facts, run=run))
+
+
+def _available_bytes(model: ModelConfig) -> int:
+    return free_gpu_bytes(model) or available_memory_bytes(MEMORY_INFO, CGROUP)
 
 
 def server_commands(config: Config) -> list[Command]:

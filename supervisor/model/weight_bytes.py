@@ -5,7 +5,7 @@ from math import prod
 from pathlib import Path
 
 from messages.config.pooling import choose_dtype
-from messages.config.server import Config
+from messages.config.server import Config, ModelConfig
 from messages.errors import BootError
 from runtime.gguf.conversion import is_in_blocks
 from runtime.gguf.gguf_file import read_gguf
@@ -26,12 +26,9 @@ def find_weight_bytes(config: Config) -> int:
     These are the tensors of the checkpoint in the number format of the model, or in the file's blocks (GGUF).
     """
     model, run = config.model, config.run
-    may_be_gpu = model.device_type == "cuda" or (
-        model.device_type == "auto" and any(Path(file).exists() for file in GPU_FILES)
-    )
     is_shared = model.share_weights and run.data_parallel > 0 and run.num_ranks == 1
     is_read_whole = model.quantization == "none" and model.load_format in ("auto", "safetensors", "gguf")
-    if may_be_gpu or not is_shared or not is_read_whole:
+    if may_use_gpu(model) or not is_shared or not is_read_whole:
         return 0
     dtype = choose_dtype(model.dtype, config.facts.pooling)
     is_small = dtype == "float16" or dtype == "bfloat16"
@@ -41,6 +38,13 @@ def find_weight_bytes(config: Config) -> int:
     except (BootError, OSError, ValueError, TypeError, KeyError, AttributeError, struct.error):
         return 0  # the scheduler reports what is wrong with the file
     return num_bytes if num_bytes <= MAX_OF_MEMORY * available_memory_bytes(MEMORY_INFO, CGROUP) else 0
+
+
+def may_use_gpu(model: ModelConfig) -> bool:
+    """Returns whether the device is a GPU, or will be one if torch finds it."""
+    return model.device_type == "cuda" or (
+        model.device_type == "auto" and any(Path(file).exists() for file in GPU_FILES)
+    )
 
 
 def _count_bytes(model_dir: Path, value_bytes: int, bytes_outside_blocks: int) -> int:
