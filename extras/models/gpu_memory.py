@@ -18,7 +18,7 @@ TIMEOUT_S = 120.0
 def free_gpu_bytes(model: ModelConfig) -> int:
     """Returns the free bytes of the GPUs that `--device` names, or of the first one; 0 if models run on the CPU.
 
-    Raises `UsageError` if torch cannot tell.
+    Raises `UsageError` if torch does not report them.
     """
     if not may_use_gpu(model):
         return 0
