@@ -22,7 +22,7 @@ def free_gpu_bytes(model: ModelConfig) -> int:
     """
     if not may_use_gpu(model):
         return 0
-    command = [sys.executable, "-c", SUM_OF_FREE, *(model.devices or ("cuda:0",))]
+    command = [sys.executable, "-P", "-c", SUM_OF_FREE, *(model.devices or ("cuda:0",))]
     try:
         asked = subprocess.run(
             command, env=python_environment(), check=True, capture_output=True, text=True, timeout=TIMEOUT_S
