@@ -109,14 +109,15 @@ class BackgroundCalls(Generic[K, R]):
             return []
         done: list[tuple[K, R | Exception]] = []
         still_open: list[_Job[K, R]] = []
-        now_s = time.monotonic()
-        for job in self._open:
-            if job.outcomes:
-                done.append((job.key, job.outcomes[0]))
-            elif now_s >= job.deadline_s and not (self._num_preparing and not job.has_begun):
-                done.append((job.key, TimeoutError() if job.has_begun else NeverBegunError()))
-            else:
-                still_open.append(job)
+        with self._has_job:
+            now_s = time.monotonic()
+            for job in self._open:
+                if job.outcomes:
+                    done.append((job.key, job.outcomes[0]))
+                elif now_s >= job.deadline_s and not (self._num_preparing and not job.has_begun):
+                    done.append((job.key, TimeoutError() if job.has_begun else NeverBegunError()))
+                else:
+                    still_open.append(job)
         self._open = still_open
         return done
 
@@ -138,25 +139,24 @@ class BackgroundCalls(Generic[K, R]):
                 job = self._waiting.popleft()
             if time.monotonic() < job.deadline_s:
                 try:
-                    if self.prepare is not None:
-                        self._prepare_call(self.prepare)
-                    job.deadline_s = time.monotonic() + self.timeout_s
-                    job.has_begun = True
+                    self._begin(job)
                     job.outcomes.append(job.call())
                 except BaseException as error:  # a panic in a Rust library is not an Exception
                     job.outcomes.append(error if isinstance(error, Exception) else RuntimeError(str(error)))
             self._wake()
 
-    def _prepare_call(self, prepare: Callable[[], object]) -> None:
-        """Runs `prepare`, and gives the calls that have not begun the time that it took."""
+    def _begin(self, job: _Job[K, R]) -> None:
+        """Prepares the call, and gives the calls that have not begun the time that it took."""
         begun_s = time.monotonic()
         with self._has_job:
             self._num_preparing += 1
         try:
-            prepare()
+            if self.prepare is not None:
+                self.prepare()
         finally:
             with self._has_job:
-                seconds = time.monotonic() - begun_s
+                now_s = time.monotonic()
                 for waiting in self._waiting:
-                    waiting.deadline_s += seconds
+                    waiting.deadline_s += now_s - begun_s
+                job.deadline_s, job.has_begun = now_s + self.timeout_s, True
                 self._num_preparing -= 1

@@ -15,7 +15,8 @@ from tests.vision_models import make_vision_model
 
 READY_TIMEOUT_S = 90.0
 HOLD_S = 50
-"""A start may be slow on a busy machine; this is less than the timeouts of the clients."""
+"""Requests wait so long for a process to be replaced: a start may be slow on a busy machine, and clients wait longer.
+"""
 
 CHEAP = ("--kv-populate", "never", "--speculative", "none")
 """Most servers here run for seconds and fill little of their cache; many tests count steps of one token a row."""
@@ -54,7 +55,7 @@ def starting() -> Iterator[Start]:
     clients: list[RingClient] = []
 
     def start(model_dir: Path, *flags: str) -> RingClient:
-        own = ("--cpu-threads", "1", "--no-standby", *CHEAP)
+        own = ("--cpu-threads", "1", "--no-standby", "--restart-hold-s", str(HOLD_S), *CHEAP)
         server = ServerProcess(["--model", str(model_dir), *own, *flags], has_own_session=True)
         servers.append(server)
         target = server.wait_until_ready(READY_TIMEOUT_S)
@@ -114,10 +115,9 @@ RESTART_FLAGS = ("--dtype", "float32", "--drain-timeout-s", "20", "--max-restart
 
 @pytest.fixture(scope="session")
 def restarted_ring(tiny_checkpoint: Path) -> Iterator[RingClient]:
-    """A server for modules that kill and replace its processes; requests wait for a slow start."""
-    patience = ("--hang-timeout-s", "8", "--restart-hold-s", str(HOLD_S))
+    """A server for modules that kill and replace its processes."""
     with starting() as start:
-        yield start(tiny_checkpoint, *RESTART_FLAGS, *patience, "--admin-key", ADMIN_KEY)
+        yield start(tiny_checkpoint, *RESTART_FLAGS, "--hang-timeout-s", "8", "--admin-key", ADMIN_KEY)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.ring
 
 ROOT = Path(__file__).resolve().parents[2]
 NPM = Path(__file__).with_name("npm")
-MAX_TRIES = 10
+MAX_TRIES = 20
 RESULTS = {"get_weather": "foggy, 13 degrees", "get_time": "12:30"}
 TOOLS: Any = [
     {

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.ring.client import ADMIN_KEY, OPERATOR, RingClient
+from tests.ring.client import ADMIN_KEY, OPERATOR, TIMEOUT_S, RingClient
 from tests.ring.conftest import RESTART_FLAGS
 from tests.ring.test_engines import SERVING
 from tests.ring.test_rolling_restart import COMMAND_TIMEOUT_S, Load, make_requests
@@ -52,7 +52,7 @@ def test_engines_follow_the_load_and_no_stream_notices(ring: RingClient):
 
     asyncio.run(many.run_during(until_two))
     asyncio.run(few.run_during(until_one))
-    metrics = httpx.get(f"{ring.url}/metrics").text
+    metrics = httpx.get(f"{ring.url}/metrics", timeout=TIMEOUT_S).text
     assert "sluice_engines_target 1.0" in metrics
     assert 'sluice_engine_scalings_total{cause="idle"} 0.0' not in metrics
     ring.wait_until_empty()

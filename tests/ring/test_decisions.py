@@ -13,7 +13,7 @@ import transformers
 from openai.types.decision import AnswerAnswerResourceChoice
 
 from extras.decisions.endpoint import SYSTEM
-from tests.ring.client import RingClient
+from tests.ring.client import TIMEOUT_S, RingClient
 from tests.tiny_llama import write_tiny_llama
 
 pytestmark = pytest.mark.ring
@@ -95,11 +95,11 @@ def test_decisions_have_the_probabilities_of_labels(ring: RingClient, reference:
 def test_a_shared_input_is_computed_once(ring: RingClient, reference: Reference):
     """The steps hold 300 tokens, so that the first of eight questions needs several."""
     body = {"input": INPUT, "questions": QUESTIONS[:1] * 8, "prompt_cache_key": "another"}
-    usage = httpx.post(f"{ring.url}/v1/decisions", json=body, timeout=60).json()["usage"]
+    usage = httpx.post(f"{ring.url}/v1/decisions", json=body, timeout=TIMEOUT_S).json()["usage"]
     num_shared = len(reference.ids(prompt_of("").partition("Question")[0]))
     assert usage["input_tokens_details"]["cached_tokens"] == 0
     assert usage["input_tokens"] < 2 * num_shared + 8 * 150
-    requests = httpx.get(f"{ring.url}/requests", params={"limit": 8}).json()["requests"]
+    requests = httpx.get(f"{ring.url}/requests", params={"limit": 8}, timeout=TIMEOUT_S).json()["requests"]
     cached = sorted(request["cached_tokens"] for request in requests)
     assert cached[0] == 0
     assert cached[1] >= num_shared // 16 * 16
@@ -107,7 +107,8 @@ def test_a_shared_input_is_computed_once(ring: RingClient, reference: Reference)
 
 def test_labels_that_are_several_tokens_are_refused(ring: RingClient):
     question = {"type": "predicate", "instructions": "It is true."}
-    response = httpx.post(f"{ring.url}/v1/decisions", json={"input": "x", "questions": [question]})
+    body = {"input": "x", "questions": [question]}
+    response = httpx.post(f"{ring.url}/v1/decisions", json=body, timeout=TIMEOUT_S)
     assert response.status_code == 400
     assert "3 tokens of the model, and must have one" in response.json()["error"]["message"]
 

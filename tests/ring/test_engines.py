@@ -14,14 +14,14 @@ from messages.control.admin import Done, ScaleProcess
 from messages.control.processes import worker_number
 from supervisor.client.admin_client import AdminClient
 from tests.frontend.frontend_run import wait_until
-from tests.ring.client import ADMIN_KEY, OPERATOR, Generated, RingClient
+from tests.ring.client import ADMIN_KEY, OPERATOR, TIMEOUT_S, Generated, RingClient
 from tests.ring.conftest import RESTART_FLAGS
 from tests.ring.test_rolling_restart import COMMAND_TIMEOUT_S, Load, make_requests, processes, replace
 
 pytestmark = pytest.mark.ring
 
 NUM_STREAMS = 8
-
+MAX_TRIES = 5
 
 SERVING = ("ready", "busy")
 
@@ -56,7 +56,7 @@ def test_streams_of_a_dead_engine_continue_at_the_other_at_once(
         load = Load(ring, requests, undisturbed)
         asyncio.run(load.run_during(partial(kill_and_wait, load, victim)))
         ring.wait_for_restart(victim, 1)
-        assert ring.health()["processes"]["frontend"]["gauges"]["suspects"] == 0, f"after {num_deaths} deaths"
+        assert ring.gauges("frontend")["suspects"] == 0, f"after {num_deaths} deaths"
     ring.wait_until_empty()
 
 
@@ -91,16 +91,19 @@ def test_the_operator_replaces_and_removes_an_engine_under_load(
         assert isinstance(result, Done), result
 
     async def act(client: httpx.AsyncClient) -> None:
-        await load.wait_for_replies(8)
-        await replace(client, "scheduler", timeout_s=60.0)
-        await load.wait_for_replies(8)
+        for _ in range(MAX_TRIES):  # all clients may pause between two requests just then
+            await load.wait_for_replies(8)
+            await replace(client, "scheduler", timeout_s=60.0)
+            await load.wait_for_replies(8)
+            if load.num_continued:
+                break
         await scale(1)
         assert "scheduler-2" not in await processes(client)
         await load.wait_for_replies(8)
         await scale(2)
-        before = load.num_replies
-        while (await processes(client))["scheduler-2"]["gauges"].get("requests", 0) == 0:
-            assert load.num_replies < before + 300, "the new engine gets nothing"
+        async with asyncio.timeout(COMMAND_TIMEOUT_S):  # if the new engine gets nothing
+            while (await processes(client))["scheduler-2"]["gauges"].get("requests", 0) == 0:
+                await asyncio.sleep(0.02)
 
     asyncio.run(load.run_during(act))
     assert load.num_attempts > load.num_replies, "no stream was moved"
@@ -114,7 +117,7 @@ def test_a_prompt_goes_where_its_beginning_is_cached(ring: RingClient):
         for num_cached in (0, 128):
             assert ring.generate(prompt, max_tokens=4).usage["cached_tokens"] == num_cached
     ring.wait_until_empty()
-    shown = httpx.get(f"{ring.url}/requests", params={"state": "finished", "limit": 8}, headers=OPERATOR).json()[
-        "requests"
-    ]
+    params = {"state": "finished", "limit": 8}
+    reply = httpx.get(f"{ring.url}/requests", params=params, headers=OPERATOR, timeout=TIMEOUT_S)
+    shown = reply.json()["requests"]
     assert sorted(request["engine"] for request in shown) == [1] * 4 + [2] * 4

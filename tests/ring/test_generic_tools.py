@@ -100,8 +100,9 @@ def test_a_result_is_part_of_the_prompt(ring: RingClient):
         {"role": "assistant", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "21 C, sunny"},
     ]
-    tokens = httpx.post(f"{ring.url}/tokenize", json={"messages": messages, "tools": TOOLS}).json()["tokens"]
-    prompt = httpx.post(f"{ring.url}/detokenize", json={"tokens": tokens}).json()["prompt"]
+    body = {"messages": messages, "tools": TOOLS}
+    tokens = httpx.post(f"{ring.url}/tokenize", json=body, timeout=TIMEOUT_S).json()["tokens"]
+    prompt = httpx.post(f"{ring.url}/detokenize", json={"tokens": tokens}, timeout=TIMEOUT_S).json()["prompt"]
     system, question, call_text, result = (
         prompt.index(text) for text in ("Get the weather", QUESTIONS[0], "get_weather", "21 C, sunny")
     )

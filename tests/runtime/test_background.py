@@ -1,8 +1,10 @@
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
+from runtime import background
 from runtime.background import NUM_THREADS, BackgroundCalls, NeverBegunError
 
 TIMEOUT_S = 90.0
@@ -52,18 +54,26 @@ def test_a_call_that_does_not_end_is_provided_up_and_the_others_continue() -> No
     assert calls.pop_done() == []
 
 
-def test_a_call_that_waited_too_long_for_a_thread_is_not_made() -> None:
-    woken, release = threading.Event(), threading.Event()
+def test_a_call_that_waited_too_long_for_a_thread_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    woken, release, begun = threading.Event(), threading.Event(), threading.Barrier(NUM_THREADS + 1)
     made: list[int] = []
+    clock = SimpleNamespace(monotonic=lambda: 0.0)
+    monkeypatch.setattr(background, "time", clock)
     calls: BackgroundCalls[int, str] = BackgroundCalls(woken.set, 0.2)
+
+    def hang() -> str:
+        begun.wait(TIMEOUT_S)
+        return str(release.wait(TIMEOUT_S))
 
     def record(key: int) -> str:
         made.append(key)
         return "made"
 
     for key in range(NUM_THREADS):
-        calls.start(key, lambda: str(release.wait(TIMEOUT_S)))
+        calls.start(key, hang)
+    begun.wait(TIMEOUT_S)
     calls.start(9, lambda: record(9))
+    clock.monotonic = lambda: 0.2
     outcomes: dict[int, str | Exception] = {}
     while len(calls):
         outcomes.update(calls.pop_done())
@@ -87,6 +97,32 @@ def test_time_spent_waiting_is_not_that_of_the_call() -> None:
     assert wait_for_all(calls, woken) == {1: "True", 2: "True"}
     assert second.deadline_s > asked_until_s
     assert first.has_begun
+
+
+def test_preparing_counts_for_no_call_whenever_the_main_loop_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks each time that the thread reads the clock."""
+    reads, has_looked = threading.Event(), threading.Event()
+    main, now_s = threading.current_thread(), 0.0
+
+    def monotonic() -> float:
+        if threading.current_thread() is not main:
+            reads.set()
+            has_looked.wait(0.2)  # no longer: the thread may hold the lock for which the main loop waits
+            has_looked.clear()
+        return now_s
+
+    def prepare() -> None:
+        nonlocal now_s
+        now_s += 2 * TIMEOUT_S
+
+    monkeypatch.setattr(background, "time", SimpleNamespace(monotonic=monotonic))
+    calls: BackgroundCalls[int, str] = BackgroundCalls(lambda: None, TIMEOUT_S, num_threads=1, prepare=prepare)
+    calls.start(1, lambda: "made")
+    while not (done := calls.pop_done()):
+        has_looked.set()
+        reads.wait(0.05)
+        reads.clear()
+    assert done == [(1, "made")]
 
 
 @pytest.mark.parametrize("depth", [50_000])

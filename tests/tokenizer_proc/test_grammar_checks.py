@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from messages.config.server import Config, ModelFacts, SchedulingConfig
 from messages.errors import ErrorInfo
 from messages.ring.replies import UserReply
 from messages.ring.requests import AbortMsg, Grammar, SamplingParams, Stamps, UserMsg
+from runtime import background
 from runtime.child_process import ChildEndedError, ChildTimeoutError
 from tokenizer_proc.grammar_checks import GrammarChecks, GrammarChild
 from tokenizer_proc.grammar_child import MAX_CPU_S, GrammarCheck
@@ -135,19 +137,31 @@ def test_choices_of_a_request_and_later_requests_share_a_check(monkeypatch: pyte
     assert [grammar.text for grammar in checked] == ["bad", "good"]
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The clock of the time limits, which stands still until a test sets `now_s`."""
+    clock = SimpleNamespace(now_s=0.0, monotonic=lambda: clock.now_s)
+    monkeypatch.setattr(background, "time", clock)
+    return clock
+
+
 def test_grammars_that_take_or_wait_too_long_on_a_busy_machine_may_come_again(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace
 ) -> None:
-    release = threading.Event()
+    has_begun, release = threading.Event(), threading.Event()
 
     def check(self: GrammarChild, grammar: Grammar, timeout_s: float) -> GrammarCheck:
+        has_begun.set()
         release.wait(TIMEOUT_S)
         return GrammarCheck(grammar)
 
+    monkeypatch.setattr(GrammarChild, "load", lambda self: None)
     monkeypatch.setattr(GrammarChild, "check", check)
     checks = Checks(timeout_s=0.3)
     checks.start(1, schema("{}"))
+    assert has_begun.wait(TIMEOUT_S)
     checks.start(2, schema("true"))
+    clock.now_s = 0.4
     errors = {each.uid: each.error for each in checks.take(2) if isinstance(each, UserReply)}
     assert errors[1] is not None
     assert (errors[1].status, errors[1].code) == (503, "busy")
@@ -159,15 +173,22 @@ def test_grammars_that_take_or_wait_too_long_on_a_busy_machine_may_come_again(
     assert checks.error(3, schema("{}")) is None, "the time-out was remembered"
 
 
-def test_loading_counts_for_no_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_counts_for_no_grammar(monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -> None:
+    has_loaded, release = threading.Event(), threading.Event()
+
     def load(self: GrammarChild) -> None:
-        time.sleep(3.0)
+        clock.now_s += 3.0
+        has_loaded.set()
+        release.wait(TIMEOUT_S)
 
     monkeypatch.setattr(GrammarChild, "load", load)
     monkeypatch.setattr(GrammarChild, "check", lambda self, grammar, timeout_s: GrammarCheck(grammar))
     checks = Checks(timeout_s=1.5)
     checks.start(1, schema("{}"))
     checks.start(2, schema("true"))
+    assert has_loaded.wait(TIMEOUT_S)
+    assert list(checks.checks.pop_done()) == []
+    release.set()
     assert all(isinstance(answer, UserMsg) for answer in checks.take(2))
 
 

@@ -158,13 +158,13 @@ def test_while_a_long_text_is_tokenized_others_are_served_and_it_can_be_aborted(
     scheduler = launcher.open_receiver("scheduler", ToScheduler)
     frontend = launcher.open_receiver("frontend", ToFrontend)
     to_tokenizer = launcher.open_sender("tokenizer")
-    launcher.start_ready("tokenizer_proc")
     long = msgspec.structs.replace(text_message(1, "one " * 400_000), truncation=Truncation(4))
     for uid in range(1, 5):
         to_tokenizer.send(msgspec.structs.replace(long, uid=uid))
     for uid in range(5, 15):
         to_tokenizer.send(text_message(uid, "two"))
     to_tokenizer.send(AbortMsg(4, 0))  # at most two are being tokenized
+    launcher.start_ready("tokenizer_proc")  # now, so that all are there before one of them is done
     assert [launcher.take_one(scheduler).uid for _ in range(10)] == list(range(5, 15))
     [aborted] = replies(launcher, frontend, 1)
     assert isinstance(aborted, UserReply)
