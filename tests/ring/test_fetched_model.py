@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ import pytest
 from benchmarks.server_process import ServerProcess
 from kernels.cpu.build import cache_dir
 from supervisor.python_process import ROOT
+from tests.free_port import find_free_port
 from tests.frontend.frontend_run import wait_until
 from tests.ring.client import BARD_DIR, RingClient, body
 from tests.ring.conftest import READY_TIMEOUT_S
@@ -31,8 +31,7 @@ def test_a_joiner_with_an_empty_cache_serves_the_same_tokens(tmp_path: Path):
         (cache / "sluice" / library.name).symlink_to(library)
     for name in MODEL:
         shutil.copy(BARD_DIR / name, model_dir)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    address = f"tcp://127.0.0.1:{find_free_port()}"
     # The path leads to the model only from the head's working directory.
     path = f"/proc/self/cwd/{os.path.relpath(model_dir, ROOT)}"
     flags = ["--model", path, "--dtype", "float32", "--data-parallel", "0", "--remote-engines", address]

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 import yaml
 
 from tests.deploy.test_queries import ALERTS, alerts, dashboard_queries
+from tests.free_port import find_free_port
 from tests.frontend.frontend_run import wait_until
 from tests.ring.client import TIMEOUT_S, RingClient
 
@@ -63,9 +63,7 @@ def prometheus(plain_ring: RingClient, tmp_path: Path) -> Iterator[Prometheus]:
         ],
     }
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{find_free_port()}"
     command = [PROMETHEUS, f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"]
     process = subprocess.Popen([*command, f"--web.listen-address={address}"], stderr=subprocess.DEVNULL)
     try:

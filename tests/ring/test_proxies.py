@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from tests.free_port import find_free_port
 from tests.ring.client import RingClient
 
 PROXIES = Path(__file__).resolve().parents[2] / "deploy" / "proxies"
@@ -63,10 +63,7 @@ def proxy(
     program = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
         pytest.skip({"nginx": "needs nginx", "caddy": "needs caddy"}[name])
-    folder = tmp_path_factory.mktemp(name)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    folder, port = tmp_path_factory.mktemp(name), find_free_port()
     arguments = configure(folder, port, urlsplit(plain_ring.url).netloc)
     log, environment = folder / "log", {**os.environ, "HOME": str(folder)}
     with log.open("wb") as output, subprocess.Popen([program, *arguments], env=environment, stderr=output) as process:

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from runtime.run_dir import RunDir, default_path
 from supervisor.client.admin_client import AdminClient
 from supervisor.profiles.record import take_profile
 from supervisor.python_process import ROOT
+from tests.free_port import find_free_port
 from tests.frontend.frontend_run import wait_until
 from tests.ring.client import ADMIN_KEY, RingClient
 from tests.ring.conftest import READY_TIMEOUT_S, RESTART_FLAGS
@@ -125,8 +125,7 @@ def check_profile_and_stacks(ring: RingClient, folder: Path) -> None:
 
 
 def test_no_stream_notices_the_death_of_an_engine_or_of_its_joiner(tiny_checkpoint: Path, tmp_path: Path):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+    address = f"tcp://127.0.0.1:{find_free_port()}"
     flags = ["--model", str(tiny_checkpoint), "--cpu-threads", "1", *RESTART_FLAGS, "--admin-key", ADMIN_KEY]
     with tempfile.TemporaryFile("w+") as log, ExitStack() as stack:
         server, target = stack.enter_context(started_server([*flags, "--remote-engines", address], READY_TIMEOUT_S))

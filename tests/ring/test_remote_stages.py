@@ -3,10 +3,9 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import tempfile
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,6 +15,7 @@ import pytest
 from benchmarks.server_process import ServerProcess
 from extras.remote.join_keys import make_keys
 from runtime.run_dir import RunDir
+from tests.free_port import find_free_port
 from tests.frontend.frontend_run import wait_until
 from tests.ring.client import ADMIN_KEY, RingClient
 from tests.ring.conftest import CHEAP, HOLD_S, READY_TIMEOUT_S, RESTART_FLAGS
@@ -27,12 +27,6 @@ pytestmark = pytest.mark.ring
 __all__ = ["requests"]  # a fixture
 
 END_TIMEOUT_S = 90.0
-
-
-def free_addresses(num: int) -> list[str]:
-    with ExitStack() as stack:
-        servers = [stack.enter_context(closing(socket.create_server(("127.0.0.1", 0)))) for _ in range(num)]
-        return [f"tcp://127.0.0.1:{server.getsockname()[1]}" for server in servers]
 
 
 def rank_pid(joiner: "subprocess.Popen[str]", name: str) -> int:
@@ -57,7 +51,7 @@ def test_streams_continue_exactly_when_a_machine_with_a_stage_dies(
     tiny_checkpoint: Path, tmp_path: Path, plain_ring: RingClient, requests: list[dict[str, Any]]
 ) -> None:
     undisturbed = [(one.text, one.token_ids) for one in plain_ring.generate_all(requests)]
-    addresses = free_addresses(2)
+    addresses = [f"tcp://127.0.0.1:{find_free_port()}" for _ in range(2)]
     flags = ["--model", str(tiny_checkpoint), "--cpu-threads", "1", *CHEAP, *RESTART_FLAGS, "--admin-key", ADMIN_KEY]
     flags += ["--restart-hold-s", str(HOLD_S), "--max-num-batched-tokens", "64"]
     flags += ["--pipeline-parallel", "3", "--remote-stages", *addresses]

@@ -5,7 +5,6 @@ import os
 import random
 import re
 import shutil
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from runtime.stage_files import ALL_LAYERS
 from supervisor.console import Console
 from supervisor.manifest import identify_file
 from supervisor.signals import SignalPipe
+from tests.free_port import find_free_port
 
 NUM_PARTS = 20
 WEIGHTS = random.Random(1).randbytes(NUM_PARTS * FILE_PART_BYTES - 1000)
@@ -45,8 +45,7 @@ class Head:
         )
         config = Config(facts=facts, run=RunConfig(pipeline_parallel=3, stages="1,1,1"))
         self.files = FileServer(config, lambda: None, rank)
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            self.address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        self.address = f"tcp://127.0.0.1:{find_free_port()}"
         self._channel: HeadChannel[Any] = HeadChannel(self.address, keys, ToProxy)
         self._num_parts = num_parts
         self.num_bytes = 0

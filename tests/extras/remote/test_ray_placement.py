@@ -12,6 +12,7 @@ from extras.remote.ray_placement import JoinerActor, RayPlacement
 from messages.config.server import Config, ModelConfig, ModelFacts
 from messages.errors import BootError
 from supervisor.python_process import ROOT
+from tests.free_port import find_free_port
 
 FACTS = ModelFacts(model_dir="/m", tokenizer_dir="/m", served_names=("a",), vocab_size=1, max_model_len=9)
 
@@ -69,7 +70,7 @@ def test_without_ray_the_operator_is_notified_what_to_install(monkeypatch: pytes
 
 
 def test_an_address_where_no_one_answers_is_notified_before_ray_looks_for_it_for_minutes(ray: FakeRay, tmp_path: Path):
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server(("127.0.0.1", find_free_port())) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         place(tmp_path, address)
     assert ray.num_inits == 1

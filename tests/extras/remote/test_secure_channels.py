@@ -13,6 +13,7 @@ from extras.remote.join_keys import HeadKeys, JoinKeys, check_address, make_keys
 from extras.remote.messages import EngineFrame, Join, Probe, ToJoiner, ToProxy, TurnedAway
 from extras.remote.secure_channels import MAX_CONNECTIONS, PART_BYTES, HeadChannel, JoinerChannel
 from messages.errors import BootError, UsageError
+from tests.free_port import find_free_port
 
 LIMIT_S = 60.0
 JOIN = Join(1, "release", "host")
@@ -31,8 +32,7 @@ def wait_for(look: Callable[[], Any]) -> Any:
 
 @pytest.fixture
 def address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"tcp://127.0.0.1:{server.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{find_free_port()}"
 
 
 @pytest.fixture

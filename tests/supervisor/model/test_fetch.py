@@ -9,6 +9,7 @@ import pytest
 
 from supervisor.model.fetch import ANSWER_TIMEOUT_S
 from tests.forked import run_forked
+from tests.free_port import find_free_port
 from tests.supervisor.fake_hub import COMMIT, FakeHub
 from tests.supervisor.fake_run import environment
 
@@ -45,9 +46,7 @@ def fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fetch:
 
 @pytest.fixture(scope="module")
 def closed_endpoint() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+    return f"http://127.0.0.1:{find_free_port()}"
 
 
 @pytest.mark.parametrize(
