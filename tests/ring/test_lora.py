@@ -106,12 +106,15 @@ def test_several_choices_and_an_unload_at_the_same_time_all_end(ring: RingClient
         reply = httpx.post(f"{ring.url}/v1/completions", json=content, timeout=60)
         return {"status": reply.status_code, "texts": [choice["text"] for choice in reply.json().get("choices", ())]}
 
+    async def num_slots_in_use() -> float:
+        return (await asyncio.to_thread(ring.gauges, "scheduler")).get("adapter_slots_in_use", 0.0)
+
     async def run() -> tuple[list[dict[str, Any]], httpx.Response]:
-        while ring.gauges("scheduler").get("adapter_slots_in_use"):
-            await asyncio.sleep(0.01)
+        while await num_slots_in_use():
+            pass
         running = [asyncio.create_task(asyncio.to_thread(complete, "second")) for _ in range(3)]
-        while not ring.gauges("scheduler").get("adapter_slots_in_use") and not all(task.done() for task in running):
-            await asyncio.sleep(0.01)
+        while not await num_slots_in_use() and not all(task.done() for task in running):
+            pass
         unloaded = await asyncio.to_thread(unload, ring, "second")
         return [await task for task in running], unloaded
 
