@@ -23,8 +23,8 @@ from tests.ring.model_ring import NAMES, ModelRing, model_ring, wait_for, write_
 pytestmark = pytest.mark.ring
 
 PROMPT = list(range(3, 40))
-LONG = 1500
-"""More tokens than the sockets between a client and a scheduler hold, each in an event of a stream."""
+LONG = 1900
+"""So many tokens that their scheduler can be stopped meanwhile, each in an event of a stream."""
 
 TABLES = """
 [models.first]
@@ -171,12 +171,17 @@ def test_keep_alive_of_a_request_unloads_after_it(ring: ModelRing, expected: dic
 def test_an_unload_waits_for_streams_and_later_requests_for_the_unload(ring: ModelRing, expected: dict[str, Generated]):
     check(ring, expected, "first")
     pid = ring.health()["models"]["first"]["pid"]
+    scheduler = ring.of("first").status("scheduler")["pid"]
     stream = Stream(ring, "first")
-    assert ring.post("/models/unload", model="first").status_code == 200
-    later = threading.Thread(target=check, args=(ring, expected, "first"))
-    later.start()
-    wait_for(lambda: ring.metric("sluice_models_waiting_requests"))
-    assert ring.health()["models"]["first"]["pid"] == pid
+    os.kill(scheduler, signal.SIGSTOP)
+    try:
+        assert ring.post("/models/unload", model="first").status_code == 200
+        later = threading.Thread(target=check, args=(ring, expected, "first"))
+        later.start()
+        wait_for(lambda: ring.metric("sluice_models_waiting_requests"))
+        assert ring.health()["models"]["first"]["pid"] == pid
+    finally:
+        os.kill(scheduler, signal.SIGCONT)
     assert stream.read() >= LONG
     later.join(TIMEOUT_S)
     assert not later.is_alive()
