@@ -66,6 +66,13 @@ def check(ring: ModelRing, expected: dict[str, Generated], *names: str) -> None:
         assert (found.text, found.token_ids) == (expected[name].text, expected[name].token_ids)
 
 
+def check_memory(ring: ModelRing, *names: str) -> None:
+    """The memory of the whole server includes that of the models."""
+    flags = ((), *(("--model", name) for name in names))
+    whole, *models = (json.loads(launch(ring, "ps", "--json", *which))["memory_bytes"] for which in flags)
+    assert whole > sum(models) > 0
+
+
 def launch(ring: ModelRing, *arguments: str) -> str:
     """Returns the output of a command for the running server."""
     command = [sys.executable, str(ROOT / "launch.py"), *arguments, "--run-dir", str(ring.run_dir.path)]
@@ -209,6 +216,7 @@ def test_models_survive_the_death_of_the_host_and_of_the_router(ring: ModelRing,
     for process in ("models", "frontend"):
         ring.wait_for_restart(process, ring.kill(process))
         check(ring, expected, "first", "second")
+        check_memory(ring, "first", "second")
     assert {name: model["pid"] for name, model in ring.health()["models"].items() if "pid" in model} == pids
     check(ring, expected, "third")
 
@@ -228,11 +236,7 @@ def test_a_models_server_has_no_port_and_its_socket_is_in_a_private_directory(
 
 def test_the_memory_of_the_whole_server_includes_that_of_its_models(ring: ModelRing, expected: dict[str, Generated]):
     check(ring, expected, "first", "second")
-    whole, *models = (
-        json.loads(launch(ring, "ps", "--json", *which))["memory_bytes"]
-        for which in ((), ("--model", "first"), ("--model", "second"))
-    )
-    assert whole > sum(models) > 0
+    check_memory(ring, "first", "second")
 
 
 def test_a_process_of_one_model_is_restarted_by_command(ring: ModelRing, expected: dict[str, Generated]):
