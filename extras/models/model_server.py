@@ -6,7 +6,6 @@ import select
 import signal
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 
@@ -18,7 +17,7 @@ from messages.errors import SluiceError
 from runtime.forked_process import fork
 from runtime.lifeline import has_launcher, leave_abandoned_run, watch_lifeline
 from runtime.logs import is_json_line
-from runtime.run_dir import RunDir
+from runtime.run_dir import RunDir, other_processes
 from supervisor.child import how_it_ended
 from supervisor.console import Console
 from supervisor.model.gguf.cache import hold_directories
@@ -66,10 +65,8 @@ class ModelServer:
 
     def find_running(self) -> None:
         """Takes over the server that an earlier host has started, if it still runs."""
-        with suppress(OSError, ValueError):
-            pid = int((self.directory / "pid").read_text(encoding="ascii"))
-            title = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if os.fsencode(self.run_dir.path) in title:
+        with suppress(OSError):
+            for pid in other_processes(RunDir(self.directory)):
                 self._follow(pid)
 
     def start(self) -> None:
@@ -144,7 +141,6 @@ class ModelServer:
             os.close(descriptor)
         self.descriptors, self._output, self._is_child, self._kill_at_s = [], None, False, float("inf")
         self._set(process="none", pid=0, url="", error=error)
-        (self.directory / "pid").unlink(missing_ok=True)
 
     def _config(self) -> Config:
         return RunDir(self.directory).read_config()
@@ -160,8 +156,7 @@ class ModelServer:
         console.is_json = run.log_format == "json"
         code = FAILURE_EXIT_CODE
         try:
-            pid_file = self.directory / "pid"  # even if the host has just been killed
-            pid_file.write_text(f"{os.getpid()}", encoding="ascii")
+            RunDir(self.directory).record_pid("launcher", os.getpid())  # even if the host has just been killed
             os.setpgid(0, 0)
             watch_lifeline(self._top, lambda: os.kill(os.getpid(), signal.SIGTERM))
             code = serve(config, server_commands(config), console, began_s)

@@ -8,6 +8,7 @@ import msgspec
 
 from messages.control import admin
 from messages.control.processes import ProcessStatus, age_s
+from runtime.run_dir import RunDir, other_processes
 from supervisor.admin.tasks import CommandFailedError, Task, until
 from supervisor.admin.usage import MIN_SPAN_S, UsageMeter, memory_bytes
 from supervisor.child import Child
@@ -28,10 +29,15 @@ def find_process(group: ProcessGroup, name: str) -> Child:
     return child
 
 
-def list_processes(group: ProcessGroup) -> Task:
-    """Measures for a moment, then returns the `ProcessList`: the launcher, then its processes."""
+def list_processes(group: ProcessGroup, run_dir: RunDir) -> Task:
+    """Measures for a moment, then returns the `ProcessList`: the launcher, then its processes.
+
+    The memory includes that of servers within the run directory, which outlive the process that has started them.
+    """
     began_s = time.monotonic()
     pids = [os.getpid(), *(child.pid for child in group if child.pid)]
+    for directory in {file.parent for file in run_dir.path.glob("*/*/*.pid")}:
+        pids += other_processes(RunDir(directory))
     meter = UsageMeter(pids)
     yield from until(lambda: False, began_s + MIN_SPAN_S)
     own = ProcessStatus(LAUNCHER, "ready", os.getpid(), incarnation=1, beat_ns=time.monotonic_ns())

@@ -1,7 +1,7 @@
 """Receives commands from the operator's socket and the frontends, and runs them without blocking the loop."""
 
 import time
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 
 from messages.channels import AskServer
 from messages.control import admin
@@ -23,16 +23,16 @@ MAX_OPEN_COMMANDS = 64
 class AdminServer:
     """All commands that are being carried out. `drain_timeout_s` is the time limit of a command that gives none."""
 
-    _run_dir: InitVar[RunDir]
+    _run_dir: RunDir
     _lifecycle: Lifecycle
     _shutdown: Shutdown
     _snapshots: Snapshots
     _drain_timeout_s: float
     _open: list[OpenCommand] = field(default_factory=list[OpenCommand])
 
-    def __post_init__(self, _run_dir: RunDir):
+    def __post_init__(self):
         self._group = self._lifecycle.group
-        self.channel: AskServer[admin.Ask] = AskServer(_run_dir.socket("operator"), admin.Ask)
+        self.channel: AskServer[admin.Ask] = AskServer(self._run_dir.socket("operator"), admin.Ask)
 
     def follow(self) -> None:
         """Takes new commands and continues the open ones; call it at the end of each turn."""
@@ -64,7 +64,7 @@ class AdminServer:
     def _make_task(self, command: admin.AdminCommand) -> Task:
         match command:
             case admin.ListProcesses():
-                return list_processes(self._group)
+                return list_processes(self._group, self._run_dir)
             case admin.ReadLog():
                 return read_log(self._group, command)
             case admin.InstructProcesses():

@@ -91,7 +91,7 @@ def model_ring(*arguments: str) -> Iterator[tuple[ServerProcess, ModelRing]]:
     finally:
         exit_code = server.stop()
     assert exit_code == 0, server.log_text()
-    assert not processes_of(server.run_dir), "processes outlive the server"
+    wait_for(lambda: not processes_of(server.run_dir))  # those that a busy machine did not end in time are killed
 
 
 def processes_of(run_dir: RunDir) -> list[str]:

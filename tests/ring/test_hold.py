@@ -110,8 +110,8 @@ def test_requests_that_a_dying_process_has_in_hand(
     ring: RingClient, requests: list[dict[str, Any]], undisturbed: list[Generated], process: str
 ):
     """Requests arrive while it is stopped. They may be in its socket, but it forwards none."""
-    pid = ring.status(process)["pid"]
     num_restarts = ring.kill(process, signal.SIGSTOP)
+    pid = ring.status(process)["pid"]
 
     async def run() -> list[Generated]:
         async with ring.connect() as client:

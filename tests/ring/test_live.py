@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.ring, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "the quick brown fox jumps over the lazy dog and runs away from the old barn"
 NUM_TOKENS = 60
+MAX_TRIES = 5
 READY = "['ready', 'busy'].includes(document.querySelectorAll('.node')[1].dataset.state)"
 
 
@@ -65,12 +66,15 @@ def test_it_shows_four_live_processes(shown: BrowserPage):
 
 
 def test_a_prompt_is_answered_token_by_token(shown: BrowserPage, faulty_ring: RingClient):
-    run_prompt(shown)
+    for _ in range(MAX_TRIES):  # a slow browser may read all at once
+        run_prompt(shown)
+        if len({*shown.run("sizes")}) > 2:
+            break
+    else:
+        raise AssertionError("all came at once")
     expected = faulty_ring.generate(PROMPT, max_tokens=NUM_TOKENS)
     assert shown.run("document.getElementById('output').textContent") == expected.text
-    sizes = shown.run("sizes")
     assert shown.run("document.querySelectorAll('#output .token').length") == expected.usage["completion_tokens"]
-    assert len({*sizes}) > 2, "all came at once"
 
 
 def test_a_token_is_chosen_by_keyboard_and_has_its_alternatives(shown: BrowserPage):
@@ -128,12 +132,16 @@ def test_a_tokenizer_that_dies_turns_red_and_then_green(shown: BrowserPage, faul
         new MutationObserver(() => states.push(node.dataset.state)).observe(node, {attributes: true});
         })()"""
     )
-    num_restarts = faulty_ring.kill("tokenizer", signal.SIGKILL)
-    shown.wait_for(f"states.some(state => ['dead', 'restarting', 'starting'].includes(state)) && {READY}")
     row = "document.querySelectorAll('#processes tbody tr')[1]"
-    shown.wait_for(f"{row}.cells[5].textContent === '{num_restarts}'")
-    faulty_ring.wait_for_restart("tokenizer", num_restarts)
-    shown.wait_for("document.getElementById('status').textContent === 'ready'")
+    for _ in range(MAX_TRIES):  # the page is sent samples: those of a short restart may both be from after it
+        num_restarts = faulty_ring.kill("tokenizer", signal.SIGKILL)
+        faulty_ring.wait_for_restart("tokenizer", num_restarts)
+        shown.wait_for(f"{row}.cells[5].textContent === '{num_restarts}' && {READY}")
+        shown.wait_for("document.getElementById('status').textContent === 'ready'")
+        if shown.run("states.some(state => ['dead', 'restarting', 'starting'].includes(state))"):
+            break
+    else:
+        raise AssertionError("the tokenizer never turned red")
     run_prompt(shown)
     assert shown.run("document.getElementById('output').childElementCount") > 0
 

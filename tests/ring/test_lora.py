@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.lora_adapters import write_adapter
-from tests.ring.client import ADMIN_KEY, OPERATOR, Generated, RingClient, body, collect
+from tests.ring.client import ADMIN_KEY, OPERATOR, TIMEOUT_S, Generated, RingClient, body, collect
 from tests.ring.conftest import HOLD_S, RESTART_FLAGS, Start
 
 pytestmark = pytest.mark.ring
@@ -68,7 +68,7 @@ def test_each_adapter_has_its_own_tokens_and_its_own_cache(
     assert [one.token_ids for one in again] == [one.token_ids for one in undisturbed]
     assert all(one.usage["cached_tokens"] == 48 for one in again)
     content = {"prompt": PROMPT, "model": "second"}
-    reply = httpx.post(f"{ring.url}/cache/explain", json=content, headers=OPERATOR).json()
+    reply = httpx.post(f"{ring.url}/cache/explain", json=content, headers=OPERATOR, timeout=TIMEOUT_S).json()
     assert (reply["hit_tokens"], reply["prompt_tokens"]) == (48, len(PROMPT))
 
 
@@ -94,7 +94,7 @@ def test_requests_continue_with_their_adapters_after_a_process_has_died(
 def test_a_frontend_that_is_replaced_knows_the_names(ring: RingClient, undisturbed: list[Generated]):
     ring.wait_for_restart("frontend", ring.kill("frontend"))
     for _ in range(6):  # each on a connection of its own, to either frontend
-        cards = httpx.get(f"{ring.url}/v1/models").json()["data"]
+        cards = httpx.get(f"{ring.url}/v1/models", timeout=TIMEOUT_S).json()["data"]
         assert {card["id"] for card in cards} >= set(NAMES)
     got = ring.generate(PROMPT, max_tokens=NUM_TOKENS, ignore_eos=True, model="third")
     assert got.token_ids == undisturbed[4].token_ids
@@ -106,12 +106,15 @@ def test_several_choices_and_an_unload_at_the_same_time_all_end(ring: RingClient
         reply = httpx.post(f"{ring.url}/v1/completions", json=content, timeout=60)
         return {"status": reply.status_code, "texts": [choice["text"] for choice in reply.json().get("choices", ())]}
 
+    async def num_slots_in_use() -> float:
+        return (await asyncio.to_thread(ring.gauges, "scheduler")).get("adapter_slots_in_use", 0.0)
+
     async def run() -> tuple[list[dict[str, Any]], httpx.Response]:
-        while ring.gauges("scheduler").get("adapter_slots_in_use"):
-            await asyncio.sleep(0.01)
+        while await num_slots_in_use():
+            pass
         running = [asyncio.create_task(asyncio.to_thread(complete, "second")) for _ in range(3)]
-        while not ring.gauges("scheduler").get("adapter_slots_in_use") and not all(task.done() for task in running):
-            await asyncio.sleep(0.01)
+        while not await num_slots_in_use() and not all(task.done() for task in running):
+            pass
         unloaded = await asyncio.to_thread(unload, ring, "second")
         return [await task for task in running], unloaded
 

@@ -75,6 +75,7 @@ def test_the_results_of_steps(
     receiver: str,
     kind: Kind,
 ):
+    ring.generate_all(requests[:1])  # a frame lost in another test shows here
     for _ in range(MAX_TRIES):  # a slow client may see its tokens only at the end
         injector = Injector(ring, sender, EdgeFault(receiver, kind, num_frames=2), first_tokens=10)
         got = ring.generate_all(requests, injector)

@@ -23,8 +23,8 @@ from tests.ring.model_ring import NAMES, ModelRing, model_ring, wait_for, write_
 pytestmark = pytest.mark.ring
 
 PROMPT = list(range(3, 40))
-LONG = 1500
-"""More tokens than the sockets between a client and a scheduler hold, each in an event of a stream."""
+LONG = 1900
+"""So many tokens that their scheduler can be stopped meanwhile, each in an event of a stream."""
 
 TABLES = """
 [models.first]
@@ -64,6 +64,13 @@ def check(ring: ModelRing, expected: dict[str, Generated], *names: str) -> None:
     for name in names:
         found = ring.generate(PROMPT, max_tokens=20, model=name)
         assert (found.text, found.token_ids) == (expected[name].text, expected[name].token_ids)
+
+
+def check_memory(ring: ModelRing, *names: str) -> None:
+    """The memory of the whole server includes that of the models."""
+    flags = ((), *(("--model", name) for name in names))
+    whole, *models = (json.loads(launch(ring, "ps", "--json", *which))["memory_bytes"] for which in flags)
+    assert whole > sum(models) > 0
 
 
 def launch(ring: ModelRing, *arguments: str) -> str:
@@ -171,12 +178,17 @@ def test_keep_alive_of_a_request_unloads_after_it(ring: ModelRing, expected: dic
 def test_an_unload_waits_for_streams_and_later_requests_for_the_unload(ring: ModelRing, expected: dict[str, Generated]):
     check(ring, expected, "first")
     pid = ring.health()["models"]["first"]["pid"]
+    scheduler = ring.of("first").status("scheduler")["pid"]
     stream = Stream(ring, "first")
-    assert ring.post("/models/unload", model="first").status_code == 200
-    later = threading.Thread(target=check, args=(ring, expected, "first"))
-    later.start()
-    wait_for(lambda: ring.metric("sluice_models_waiting_requests"))
-    assert ring.health()["models"]["first"]["pid"] == pid
+    os.kill(scheduler, signal.SIGSTOP)
+    try:
+        assert ring.post("/models/unload", model="first").status_code == 200
+        later = threading.Thread(target=check, args=(ring, expected, "first"))
+        later.start()
+        wait_for(lambda: ring.metric("sluice_models_waiting_requests"))
+        assert ring.health()["models"]["first"]["pid"] == pid
+    finally:
+        os.kill(scheduler, signal.SIGCONT)
     assert stream.read() >= LONG
     later.join(TIMEOUT_S)
     assert not later.is_alive()
@@ -204,6 +216,7 @@ def test_models_survive_the_death_of_the_host_and_of_the_router(ring: ModelRing,
     for process in ("models", "frontend"):
         ring.wait_for_restart(process, ring.kill(process))
         check(ring, expected, "first", "second")
+        check_memory(ring, "first", "second")
     assert {name: model["pid"] for name, model in ring.health()["models"].items() if "pid" in model} == pids
     check(ring, expected, "third")
 
@@ -223,23 +236,23 @@ def test_a_models_server_has_no_port_and_its_socket_is_in_a_private_directory(
 
 def test_the_memory_of_the_whole_server_includes_that_of_its_models(ring: ModelRing, expected: dict[str, Generated]):
     check(ring, expected, "first", "second")
-    whole, *models = (
-        json.loads(launch(ring, "ps", "--json", *which))["memory_bytes"]
-        for which in ((), ("--model", "first"), ("--model", "second"))
-    )
-    assert whole > sum(models) > 0
+    check_memory(ring, "first", "second")
 
 
 def test_a_process_of_one_model_is_restarted_by_command(ring: ModelRing, expected: dict[str, Generated]):
     check(ring, expected, "first")
+    first = ring.of("first")
+    num_restarts = first.status("scheduler")["num_restarts"] + 1
     launch(ring, "restart", "scheduler", "--model", "first")
-    assert ring.of("first").status("scheduler")["num_restarts"] == 1
+    first.wait_for_restart("scheduler", num_restarts)  # the command may be done before a frontend has the new table
+    assert first.status("scheduler")["num_restarts"] == num_restarts
     check(ring, expected, "first")
 
 
 def test_the_pages_show_the_states_and_each_model_on_its_own(ring: ModelRing):
     with BrowserPage(require_browser()) as page:
         ring.post("/models/unload", model="second")
+        wait_for(lambda: ring.states()["second"] == "unloaded")
         page.open(f"{ring.url}/pipeline?model=second")
         page.wait_for("document.getElementById('unloaded-title')?.textContent === 'second is not loaded'")
         page.run("document.getElementById('load').click()")

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.ring
 
 PROMPT = "ROMEO:\nBut soft, what light through yonder window breaks? It is the east, and"
 TIMEOUT_S = 60.0
+MAX_TRIES = 5
 
 Start = Callable[..., RingClient]
 
@@ -289,8 +290,13 @@ def test_the_models(client: OpenAI):
 
 
 def test_a_client_that_loses_patience_leaves_nothing_behind(client: OpenAI, ring: RingClient):
-    with pytest.raises(openai.APITimeoutError):
-        complete(client, max_tokens=900, timeout=0.15, extra_body={"ignore_eos": True})
+    for _ in range(MAX_TRIES):  # a client that is stopped finds the whole response in its socket
+        try:
+            complete(client, max_tokens=900, timeout=0.15, extra_body={"ignore_eos": True})
+        except openai.APITimeoutError:
+            break
+    else:
+        raise AssertionError("the client never lost patience")
     ring.wait_until_empty()
 
 
@@ -302,9 +308,9 @@ def test_a_stream_that_is_closed_leaves_nothing_behind(client: OpenAI, ring: Rin
 
 
 def test_a_deadline_brings_what_there_is(client: OpenAI):
-    for timeout_s in (0.1, 0.3, 1.0, 2.0, 4.0):  # the machine may be busy
+    for timeout_s in (0.1, 0.3, 1.0, 2.0, 4.0) * 2:  # the machine may be busy, also just when the deadline comes
         reply = complete(client, max_tokens=900, extra_body={"timeout_s": timeout_s, "ignore_eos": True})
-        if usage_of(reply).completion_tokens:
+        if 0 < usage_of(reply).completion_tokens < 900:
             break
     assert (reply.choices[0].finish_reason, reply.choices[0].text != "") == ("timeout", True)
     assert 0 < usage_of(reply).completion_tokens < 900
@@ -333,19 +339,28 @@ def test_an_unknown_model(client: OpenAI):
     assert raised.value.code == "model_not_found"
 
 
+def refused_during_a_stream(client: OpenAI) -> openai.InternalServerError:
+    for _ in range(MAX_TRIES):  # for a slow client the stream may end first
+        stream = complete(client, max_tokens=900, stream=True, extra_body={"ignore_eos": True})
+        next(iter(stream))
+        try:
+            complete(client)
+        except openai.InternalServerError as error:
+            return error
+        finally:
+            stream.close()
+    raise AssertionError("no request was refused during a stream")
+
+
 def test_a_full_server_and_a_wrong_key(start_ring: Start):
     flags = ("--api-key", "secret", "--max-num-seqs", "1", "--max-queued-requests", "0")
     ring = start_ring(BARD_DIR, "--dtype", "float32", "--served-model-name", BARD, *flags)
     with connect(ring, "wrong") as stranger, pytest.raises(openai.AuthenticationError):
         complete(stranger)
     with connect(ring, "secret") as client:
-        stream = complete(client, max_tokens=900, stream=True, extra_body={"ignore_eos": True})
-        next(iter(stream))
-        with pytest.raises(openai.InternalServerError) as raised:
-            complete(client)
-        assert raised.value.status_code == 503
-        assert int(raised.value.response.headers["retry-after"]) >= 1
-        stream.close()
+        refusal = refused_during_a_stream(client)
+        assert refusal.status_code == 503
+        assert int(refusal.response.headers["retry-after"]) >= 1
         patient = client.with_options(max_retries=5)
         assert complete(patient, max_tokens=1).choices[0].finish_reason == "length"
         with pytest.raises(openai.BadRequestError, match="at most 1 may be open"):

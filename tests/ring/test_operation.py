@@ -4,8 +4,8 @@ import os
 import signal
 import ssl
 import subprocess
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.ring
 LONG: dict[str, Any] = {"prompt": [5, 6, 7], "temperature": 0, "max_tokens": 200, "ignore_eos": True, "stream": False}
 KEY = "sk-ring"
 READY_TIMEOUT_S = 90.0
+MAX_TRIES = 20
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,10 @@ def samples(ring: RingClient) -> dict[str, float]:
     ],
 )
 def test_a_deadline_in_any_stage_returns_what_there_is_and_frees_all(ring: RingClient, stage: str, fields: Any):
-    reply = post(ring, "/generate", {**LONG, **fields})
+    for _ in range(MAX_TRIES):  # one that ends before a busy machine looks at its deadline has ended
+        reply = post(ring, "/generate", {**LONG, **fields})
+        if reply["finish_reason"] == "timeout":
+            break
     assert reply["finish_reason"] == "timeout"
     assert len(reply["token_ids"]) == reply["usage"]["completion_tokens"]
     whole = post(ring, "/generate", {**LONG, **fields, "timeout_s": 60})
@@ -81,16 +85,17 @@ def test_a_scheduler_that_stands_still_keeps_no_one_waiting(ring: RingClient):
 
 def test_an_abort_by_id_ends_all_choices_with_their_partial_texts(ring: RingClient):
     body = {**LONG, "temperature": 1, "n": 3, "request_id": "mine", "max_tokens": 240}
-    replies: list[dict[str, Any]] = []
-    thread = threading.Thread(target=lambda: replies.append(post(ring, "/v1/completions", body)))
-    thread.start()
-    deadline = time.monotonic() + 20
-    aborted: list[int] = []
-    while not aborted and time.monotonic() < deadline:
-        aborted = post(ring, "/abort_request", {"request_id": "mine"})["aborted"]
-    thread.join(20)
+    for _ in range(MAX_TRIES):  # choices may have ended before the abort comes
+        with ThreadPoolExecutor() as pool:
+            reply = pool.submit(post, ring, "/v1/completions", body)
+            aborted: list[int] = []
+            while not aborted and not reply.done():
+                aborted = post(ring, "/abort_request", {"request_id": "mine"})["aborted"]
+        reasons = [choice["finish_reason"] for choice in reply.result()["choices"]]
+        if reasons == ["abort"] * 3:
+            break
+    assert reasons == ["abort"] * 3
     assert len(aborted) == 3
-    assert [choice["finish_reason"] for choice in replies[0]["choices"]] == ["abort"] * 3
     ring.wait_until_empty()
 
 
@@ -114,6 +119,7 @@ def test_a_flushed_cache_has_no_hits(ring: RingClient):
 
 
 def test_metrics_agree_with_what_clients_got(ring: RingClient):
+    ring.wait_until_empty()  # a request is counted when its response is over
     before = samples(ring)
     replies = [post(ring, "/generate", {**LONG, "max_tokens": 5 + i}) for i in range(3)]
     ring.wait_until_empty()

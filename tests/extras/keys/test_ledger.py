@@ -21,8 +21,10 @@ USED = KeyUsage(1, 10, 4, 20, 1.5)
 ENTERING = """
 import sys
 from pathlib import Path
+from extras.keys import ledger as ledger_module
 from extras.keys.key_file import KeyEntry
 from extras.keys.ledger import KeyUsage, Ledger
+ledger_module.LOCK_TIMEOUT_S = 60.0  # on a busy machine the other process may be stopped in a transaction
 ledger = Ledger(Path(sys.argv[1]))
 entry = KeyEntry(hash="sha256:" + "0" * 64, requests_per_minute=10**9, max_running=3)
 print("ready", flush=True)

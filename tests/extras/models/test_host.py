@@ -32,6 +32,7 @@ pytestmark = [pytest.mark.ring, pytest.mark.timeout(300)]
 HUGE_PAGE = 2 << 20
 TIMEOUT_S = 60.0
 FLAGS = ("--cpu-threads", "1", "--kv-populate", "never", "--max-num-seqs", "2", "--dtype", "float32")
+FLAGS += ("--restart-hold-s", "50")
 
 
 class HostClient:

@@ -161,7 +161,7 @@ def test_a_reply_that_is_cut_off_is_an_error_for_the_client(run: RouterRun, sent
         arrived.send(sent)
         arrived.cut()
         assert isinstance(asked.reply(), httpx.RemoteProtocolError)
-    assert "client=cut off" in run.launcher.log_text("frontend")
+    wait_until(lambda: "client=cut off" in run.launcher.log_text("frontend"))
 
 
 def test_a_client_that_leaves_ends_the_request_at_the_model(run: RouterRun):

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx
@@ -16,8 +17,10 @@ from tests.frontend.frontend_run import FrontendRun, make_config
 
 LONG = "y" * 3000
 TOO_LONG = "y" * (MAX_QUOTED_CHARS + 1)
-PATIENCE_S = 0.15
-"""Other processes do not answer here."""
+PATIENCE_S = (0.15, 0.5, 2.0)
+"""Other processes do not answer here. On a busy machine those that were not refused yet are sent again."""
+
+MIN_REFUSED = 250
 
 OTHERS: tuple[Any, ...] = ([LONG], {LONG: 1}, {"type": LONG, "role": LONG, "name": LONG})
 
@@ -71,18 +74,25 @@ def test_no_error_shows_much_of_a_body(busy: FrontendRun):
     document = busy.client.get("/openapi.json").json()
     faults: list[str] = []
 
-    def send(case: tuple[str, Any]) -> bool:
+    def send(case: tuple[str, Any], patience_s: float) -> int:
+        """Returns the status of the reply; 0 if none came."""
         path, body = case
         try:
-            reply = httpx.post(busy.url + re.sub(r"{\w+}", "m", path), json=body, timeout=PATIENCE_S)
+            reply = httpx.post(busy.url + re.sub(r"{\w+}", "m", path), json=body, timeout=patience_s)
         except httpx.TimeoutException:
-            return False
+            return 0
         check(reply, f"{path} {re.sub('y{9,}', 'Y', json.dumps(body))[:300]}", faults)
-        return reply.status_code >= 400
+        return reply.status_code
 
-    with ThreadPoolExecutor(24) as pool:
-        refused = sum(pool.map(send, bodies(document)))
-    assert refused > 250
+    cases, refused = list(bodies(document)), 0
+    for patience_s in PATIENCE_S:
+        with ThreadPoolExecutor(24) as pool:
+            statuses = list(pool.map(partial(send, patience_s=patience_s), cases))
+        refused += sum(status >= 400 for status in statuses)
+        cases = [case for case, status in zip(cases, statuses, strict=True) if not status]
+        if refused > MIN_REFUSED:
+            break
+    assert refused > MIN_REFUSED
     assert not faults, "\n".join(faults)
 
 

@@ -11,7 +11,7 @@ from frontend.service import Service
 from messages.columns import pack_int32
 from messages.config.server import SchedulingConfig
 from messages.ring.requests import ChatPrompt
-from tests.frontend.frontend_run import FrontendRun, InThread, final, make_config, step, table
+from tests.frontend.frontend_run import TIMEOUT_S, FrontendRun, InThread, final, make_config, step, table
 
 
 class Clock:
@@ -61,7 +61,7 @@ def test_a_client_that_fills_the_server_keeps_no_other_out():
         messages = [run.take_request() for _ in range(16)]
         assert run.client.post("/generate", json={"prompt": "hi"}).status_code == 503
         transport = httpx.HTTPTransport(local_address="127.0.0.2")
-        with httpx.Client(base_url=run.url, transport=transport) as other:
+        with httpx.Client(base_url=run.url, transport=transport, timeout=TIMEOUT_S) as other:
             asked = InThread(lambda: other.post("/generate", json={"prompt": "hi", "stream": False}))
             message = run.take_request()
             assert message.client == "127.0.0.2"
