@@ -31,7 +31,7 @@ RANKS = {"--tensor-parallel": ("rank1", "scheduler"), "--pipeline-parallel": ("r
 
 def find_spares(ring: RingClient, count: int) -> set[int]:
     """Waits for this number of processes that have imported torch and wait to become a rank; returns their pids."""
-    launcher, deadline = psutil.Process(psutil.Process(ring.status("frontend")["pid"]).ppid()), time.monotonic() + 60.0
+    launcher, deadline = psutil.Process(psutil.Process(ring.status("frontend")["pid"]).ppid()), time.monotonic() + 120.0
     while time.monotonic() < deadline:
         with contextlib.suppress(psutil.NoSuchProcess):  # a child may end meanwhile
             spares = [child for child in launcher.children() if "--spare" in child.cmdline()]
