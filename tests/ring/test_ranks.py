@@ -34,7 +34,9 @@ def find_spares(ring: RingClient, count: int) -> set[int]:
     launcher, deadline = psutil.Process(psutil.Process(ring.status("frontend")["pid"]).ppid()), time.monotonic() + 120.0
     while time.monotonic() < deadline:
         with contextlib.suppress(psutil.NoSuchProcess):  # a child may end meanwhile
-            spares = [child for child in launcher.children() if "--spare" in child.cmdline()]
+            used = {status["pid"] for status in ring.health()["processes"].values()}
+            unused = [child for child in launcher.children() if child.pid not in used]
+            spares = [child for child in unused if "--spare" in child.cmdline()]
             for spare in spares:
                 hurry(spare.pid)
             # One thread is left: the other one has imported torch.
