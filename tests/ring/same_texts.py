@@ -33,7 +33,7 @@ TOKENS = 48
 DEATHS = 2
 """A request that is in three of them without a token counts as poison."""
 
-MAX_TRIES = 3
+MAX_TRIES = 8
 
 SCHEMA = {
     "type": "object",
@@ -200,7 +200,7 @@ async def _disturbed(run: Run, disturb: Callable[[str, int], int]) -> list[Reply
         task = asyncio.create_task(flushed(run))
         for turn in range(DEATHS):
             name = names[turn % len(names)]
-            await asyncio.to_thread(wait_for_tokens, run.ring, len(run.requests))
+            await asyncio.to_thread(wait_for_tokens, run.ring, len(run.requests), task.done)
             if task.done():
                 break
             num_restarts[name] = await asyncio.to_thread(disturb, name, num_restarts[name])
@@ -210,11 +210,10 @@ async def _disturbed(run: Run, disturb: Callable[[str, int], int]) -> list[Reply
     raise AssertionError("no stream was continued")
 
 
-def wait_for_tokens(ring: RingClient, num_tokens: int) -> None:
-    """Waits until the server has produced this many more tokens."""
-
+def wait_for_tokens(ring: RingClient, num_tokens: int, is_over: Callable[[], bool]) -> None:
+    """Waits until the server has produced this many more tokens, or until `is_over`."""
     begin, end_s = counter(ring, "vllm:generation_tokens"), time.monotonic() + 60.0
-    while counter(ring, "vllm:generation_tokens") < begin + num_tokens and time.monotonic() < end_s:
+    while not is_over() and counter(ring, "vllm:generation_tokens") < begin + num_tokens and time.monotonic() < end_s:
         time.sleep(0.1)
 
 

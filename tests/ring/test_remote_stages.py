@@ -85,8 +85,8 @@ def test_streams_continue_exactly_when_a_machine_with_a_stage_dies(
         cached = ring.generate_all(requests)
         assert [(one.text, one.token_ids) for one in cached] == undisturbed
         ring.wait_until_empty()
-        assert ring.status("scheduler")["gauges"]["prefix_hit_tokens"] > 0
-        assert ring.status("rank2")["gauges"]["stage"] == 2
+        assert ring.gauges("scheduler")["prefix_hit_tokens"] > 0
+        assert ring.gauges("rank2")["stage"] == 2
         assert server.stop() == 0, server.log_text()
         assert sorted(joiner.wait(END_TIMEOUT_S) for joiner in (first, second, standby)) == [-signal.SIGKILL, 0, 0]
         log.seek(0)

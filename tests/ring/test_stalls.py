@@ -57,8 +57,11 @@ def starve(ring: RingClient, uid: int = 0) -> None:
 
 
 def read_manifest(snapshot: Path) -> dict[str, Any]:
-    wait_until((snapshot / "processes/frontend/log").exists)
-    return json.loads((snapshot / "manifest.json").read_text())
+    """Waits until the snapshot is whole: its manifest is written again after the logs."""
+    manifest, log = snapshot / "manifest.json", snapshot / "processes/frontend/log"
+    wait_until(lambda: log.exists() and manifest.stat().st_mtime_ns >= log.stat().st_mtime_ns)
+    wait_until(lambda: manifest.stat().st_size > 0)
+    return json.loads(manifest.read_text())
 
 
 def test_a_process_that_does_not_receive(ring: RingClient, expected: list[Generated], snapshot_dir: Path):

@@ -66,6 +66,8 @@ def reported(tiny_checkpoint: Path) -> Iterator[tuple[Collector, Told]]:
             assert interrupted.result().status_code == 200
             client.wait_for_restart("detokenizer", 1)
             client.wait_until_empty()
+            # A server that ends waits only for a moment for a slow collector.
+            wait_until(lambda: len(collector.roots()) >= 2, TIMEOUT_S)
             reported["processes"] = set(client.health()["processes"])
             reported["requests"] = {
                 name: httpx.get(f"{client.url}/requests/{name}", timeout=TIMEOUT_S).json()["choices"][0]

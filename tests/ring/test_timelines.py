@@ -21,8 +21,7 @@ NUM_REQUESTS = 199
 
 NUM_AT_ONCE = 32
 NUM_BEFORE_KILL = 60
-STOPPED_S = 0.5
-"""Time for a request to reach the scheduler that is about to die."""
+MAX_TRIES = 5
 NUM_WAITING = 96
 """Six times the number of rows, so that they last long enough to stop the scheduler meanwhile."""
 
@@ -88,7 +87,7 @@ def test_every_timeline_is_complete_through_a_restart(ring: RingClient):
             os.kill(pid, signal.SIGSTOP)  # what is open now cannot end before it dies
             long = body([7, 8, 9], max_tokens=240, ignore_eos=True, request_id="long")
             group.create_task(collect(client, long))
-            await asyncio.sleep(STOPPED_S)
+            await wait_for_stage(client, "long", "scheduler_inbox")
             os.kill(pid, signal.SIGKILL)
 
     asyncio.run(run())
@@ -98,59 +97,81 @@ def test_every_timeline_is_complete_through_a_restart(ring: RingClient):
         assert listed["num_found"] == 200
         long = shown(client, "long")
         check_whole({**long, "expected_tokens": 240})
-        attempts = [long["attempts"]]
+        assert long["attempts"] > 1
+        late_ms: list[float] = []
         for line in listed["requests"]:
             if line["request_id"] == "long":
                 continue
             number = int(line["request_id"].removeprefix("t"))
             timeline = shown(client, line["request_id"])
             check_whole({**timeline, "expected_tokens": num_tokens[number]})
-            attempts.append(timeline["attempts"])
-            assert timeline["total_ms"] <= elapsed_ms[number] + 1
-        assert max(attempts) > 1
+            late_ms.append(timeline["total_ms"] - elapsed_ms[number])
+        # The frontend may be preempted between its last write and its record, so a few of many may be late.
+        assert sum(ms > 1 for ms in late_ms) <= NUM_REQUESTS // 20
+
+
+async def wait_for_stage(client: httpx.AsyncClient, name: str, stage: str) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while (reply := await client.get(f"/requests/{name}")).status_code != 200 or (
+            reply.json()["choices"][0]["stage"] != stage
+        ):
+            await asyncio.sleep(0.02)
 
 
 def test_a_stopped_scheduler_does_not_stop_the_answers(ring: RingClient):
     """Earlier reports are shown with their age, and requests that it has not received are distinguished."""
-    pid = ring.status("scheduler")["pid"]
+    is_shown = any(stop_with_a_queue(ring, number) for number in range(MAX_TRIES))
+    assert is_shown, "no request waited when the scheduler was stopped"
+
+
+def stop_with_a_queue(ring: RingClient, number: int) -> bool:
+    """Returns False if no request waited for a row any more when the scheduler was stopped."""
+    pid, late = ring.status("scheduler")["pid"], f"late{number}"
 
     async def ask(client: httpx.AsyncClient, first: int, max_tokens: int, name: str) -> None:
         """Reads no stream, so that the client has time to look at the queue."""
         request = body([9, first], max_tokens=max_tokens, ignore_eos=True, request_id=name, stream=False)
         assert (await client.post("/generate", json=request)).status_code == 200
 
-    async def run() -> None:
+    async def run() -> bool:
         async with ring.connect() as client, asyncio.TaskGroup() as group:
-            for number in range(NUM_WAITING):
-                group.create_task(ask(client, 3 + number, 240, f"s{number}"))
-            async with asyncio.timeout(TIMEOUT_S):
-                while (await client.get("/requests", params={"stage": "queue"})).json()["num_found"] < 8:
-                    await asyncio.sleep(0.01)
+            asked = [group.create_task(ask(client, 3 + one, 240, f"s{one}")) for one in range(NUM_WAITING)]
+            while (await client.get("/requests", params={"stage": "queue"})).json()["num_found"] < 8:
+                if all(task.done() for task in asked):
+                    return False
+                await asyncio.sleep(0.01)
             os.kill(pid, signal.SIGSTOP)
             try:
-                group.create_task(ask(client, 2, 2, "late"))
-                await check_stopped(client)
+                group.create_task(ask(client, 2, 2, late))
+                return await check_stopped(client, late)
             finally:
                 os.kill(pid, signal.SIGCONT)
 
-    asyncio.run(run())
+    is_shown = asyncio.run(run())
     ring.wait_until_empty()
+    return is_shown
 
 
-async def check_stopped(client: httpx.AsyncClient) -> None:
+async def check_stopped(client: httpx.AsyncClient, name: str) -> bool:
+    """Returns False if no request waits for a row."""
+    await wait_for_stage(client, name, "scheduler_inbox")
     async with asyncio.timeout(TIMEOUT_S):
-        while (reply := await client.get("/requests/late")).status_code != 200 or (
-            reply.json()["choices"][0]["stage"] != "scheduler_inbox"
-            or "scheduler has been silent" not in reply.json()["choices"][0]["waits"]["text"]
-        ):
+        while "scheduler has been silent" not in (late := await shown_now(client, name))["waits"]["text"]:
             await asyncio.sleep(0.02)
-    (late,) = reply.json()["choices"]
     assert late["waits"]["text"].startswith("the scheduler has not received it yet: ")
     assert "scheduler has been silent for " in late["waits"]["text"]
     assert late["prompt_tokens"] == 2
     listed = (await client.get("/requests", params={"stage": "queue"})).json()
     assert listed["scheduler_heard_s"] > 1
+    if not listed["requests"]:
+        return False
     waits = listed["requests"][-1]["waits"]
     assert waits["reason"] == "process"
     assert "all 16 rows are taken" in waits["text"]
     assert waits["heard_s"] > 1
+    return True
+
+
+async def shown_now(client: httpx.AsyncClient, name: str) -> dict[str, Any]:
+    (choice,) = (await client.get(f"/requests/{name}")).json()["choices"]
+    return choice
