@@ -20,13 +20,14 @@ from scheduler_proc.deciding.pages.resource import Resource
 from scheduler_proc.deciding.pages.running_request import Chunk
 from scheduler_proc.deciding.policy import Policy
 from scheduler_proc.deciding.refusals import check_possible
-from scheduler_proc.deciding.requests import FollowedGrammar, Limits, PendingReq
+from scheduler_proc.deciding.requests import Limits, PendingReq
 from scheduler_proc.deciding.results import Results
 from scheduler_proc.deciding.row_groups import RowGroups
 from scheduler_proc.deciding.rows.batch_columns import BatchBuilder
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.rows.delivery import open_stream, refused_row
 from scheduler_proc.deciding.sampling.endings import ABORTED, COMPLETE, STOP_STRING, Ending
+from scheduler_proc.deciding.sampling.grammars import RequestGrammar
 from scheduler_proc.deciding.schedule_reports import ScheduleReports
 from scheduler_proc.deciding.stages import Stages
 from scheduler_proc.deciding.step_plan import Budget, DraftSource
@@ -37,14 +38,14 @@ NO_FAILURES: Mapping[int, ErrorInfo] = {}
 class GrammarSource(Protocol):
     """Compiles grammars outside the main loop, as `scheduler_proc/grammar_builder.py` does."""
 
-    def find(self, pending: PendingReq) -> FollowedGrammar | None:
+    def find(self, pending: PendingReq) -> RequestGrammar | None:
         """Returns the grammar of a request if it is available at once."""
         ...
 
     def start(self, pending: PendingReq) -> None:
         """Starts to compile it."""
 
-    def pop_built(self) -> Sequence[tuple[PendingReq, FollowedGrammar | ErrorInfo]]:
+    def pop_built(self) -> Sequence[tuple[PendingReq, RequestGrammar | ErrorInfo]]:
         """Returns the grammars that have been compiled since the last call, or the errors."""
         ...
 
