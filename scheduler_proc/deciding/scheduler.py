@@ -13,6 +13,7 @@ from messages.ring.replies import CacheFlushed, DetokenizeMsg, FinishedRow, ToDe
 from messages.ring.requests import AbortMsg, DropBefore, FlushCache, FramesLost, StopSeen, ToScheduler, UserMsg
 from messages.ring.steps import Batch, ForwardOutput
 from messages.ring.uids import GoneRequests
+from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
 from scheduler_proc.deciding.drafting.draft_state import Drafts, DraftSteps
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
@@ -30,7 +31,7 @@ from scheduler_proc.deciding.sampling.endings import ABORTED, COMPLETE, STOP_STR
 from scheduler_proc.deciding.sampling.grammars import RequestGrammar
 from scheduler_proc.deciding.schedule_reports import ScheduleReports
 from scheduler_proc.deciding.stages import Stages
-from scheduler_proc.deciding.step_plan import Budget, DraftSource
+from scheduler_proc.deciding.step_plan import Budget
 
 NO_FAILURES: Mapping[int, ErrorInfo] = {}
 
@@ -65,7 +66,7 @@ class Scheduler:
     cache: BlockAllocator
     _limits: Limits
     _budget: Budget
-    _draft_planner: DraftSource | None = None
+    _draft_planner: DraftPlanner | None = None
     _grammars: GrammarSource | None = None
     plans_decodes_alone: bool = field(default=False, kw_only=True)
 
