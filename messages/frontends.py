@@ -71,6 +71,10 @@ class FrontendSenders:
         """Opens the sender to the frontend of `uid`, so that it gets schedule reports before its first reply."""
         self._find_sender(block_of(uid))
 
+    @property
+    def num_open(self) -> int:
+        return len(self._senders)
+
     def close(self) -> None:
         for sender in self._senders.values():
             sender.close()
