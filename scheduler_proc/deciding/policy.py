@@ -331,10 +331,8 @@ class Policy:
 
     def find_wait(self, pending: PendingReq) -> WaitsFor | None:
         """Returns which resource a waiting request lacks, if any."""
-        for resource in self._resources:
-            if reason := resource.find_wait(pending):
-                return reason
-        return None
+        reasons: Iterable[WaitsFor | None] = (resource.find_wait(pending) for resource in self._resources)
+        return next(filter(None, reasons), None)
 
     @property
     def _is_full(self) -> bool:
