@@ -9,32 +9,33 @@ continuation: its first token keeps its space and completes a character that the
 
 from codecs import utf_8_decode
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from messages.ring.replies import NUM_CONTEXT_TOKENS
 
 
-class Decoder(Protocol):
-    """The state of one stream."""
+class Decoder:
+    """The state of one stream. By default it holds back no text that belongs to one token alone."""
+
+    __slots__ = ()
 
     def push(self, token_id: int) -> str:
         """Returns the text that this token completes: usually its own, unless it ends inside a character."""
-        ...
+        raise NotImplementedError
 
     def finish(self) -> str:
         """Returns the text that was held back; no token follows."""
-        ...
+        raise NotImplementedError
 
     def settle(self) -> str:
         """Returns the text that was held back, except an incomplete character: later tokens belong to another text."""
-        ...
+        return ""
 
     def num_held_before(self, token_id: int) -> int:
         """Returns the number of held characters before the first one to which `token_id` would add."""
-        ...
+        return 0
 
 
-class ByteLevelDecoder:
+class ByteLevelDecoder(Decoder):
     """Tokens are bytes (GPT-2, Llama 3, Qwen): their concatenation is decoded as UTF-8, invalid parts as U+FFFD.
 
     `pieces`, by token id: a token's text if it has only complete characters, otherwise its bytes; "" without a token.
@@ -65,9 +66,6 @@ class ByteLevelDecoder:
         self._pending = b""
         return text
 
-    def settle(self) -> str:
-        return ""
-
     def num_held_before(self, token_id: int) -> int:
         if not self._pending or token_id in self._hidden:
             return 0
@@ -78,7 +76,7 @@ class ByteLevelDecoder:
         return 0 if continues else len(self._pending.decode(errors="replace"))
 
 
-class PieceDecoder:
+class PieceDecoder(Decoder):
     """Tokens are text, except tokens of a single byte (Llama 2, Gemma: `<0xE2>`).
 
     A run of byte tokens is held back until it ends, then decoded as UTF-8. An invalid run becomes one U+FFFD per byte.
@@ -169,7 +167,7 @@ def _num_unfinished(data: bytearray) -> int:
     return 0
 
 
-class WindowDecoder:
+class WindowDecoder(Decoder):
     """Decodes with `decode`, for decoders with unknown rules.
 
     The text of a token is what it adds to the decoding of the last few tokens. This equals the decoding of all ids if
@@ -206,12 +204,6 @@ class WindowDecoder:
         self._num_shown = len(text)
         return increment
 
-    def settle(self) -> str:
-        return ""
-
-    def num_held_before(self, token_id: int) -> int:
-        return 0
-
     def _shorten(self) -> None:
         """Drops the older tokens if the rest is not blank: a decoder may treat the start of a text specially."""
         rest = self._window[-NUM_CONTEXT_TOKENS:]
@@ -220,7 +212,7 @@ class WindowDecoder:
             self._window, self._num_shown = rest, len(text)
 
 
-class CountingDecoder:
+class CountingDecoder(Decoder):
     """A decoder that counts the characters it has returned, for streams that report the offset of each token."""
 
     __slots__ = ("_decoder", "_num_chars")
@@ -241,9 +233,6 @@ class CountingDecoder:
         text = self._decoder.settle()
         self._num_chars = 0
         return text
-
-    def num_held_before(self, token_id: int) -> int:
-        return self._decoder.num_held_before(token_id)
 
     def offset_of(self, token_id: int) -> int:
         """Returns the number of characters, since `settle`, before the first one to which `token_id` would add."""

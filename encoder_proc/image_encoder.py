@@ -19,7 +19,7 @@ from runtime.images.rule import Rule
 from runtime.numa import allowed_cpus
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.vision.load_tower import find_placement, load_tower
-from scheduler_proc.computing.vision.tower import Tower
+from scheduler_proc.computing.vision.view_tower import ViewTower
 
 MILLION = 1_000_000
 WARM_SIDE = 64
@@ -46,7 +46,7 @@ def open_encoder(config: Config, folder: Path, report: Report) -> "ImageEncoder"
 class ImageEncoder:
     """An image may have at most `max_pixels`. See `Encode`."""
 
-    def __init__(self, tower: Tower, rule: Rule, folder: Path, max_pixels: int):
+    def __init__(self, tower: ViewTower, rule: Rule, folder: Path, max_pixels: int):
         self._tower, self._rule, self._folder, self._max_pixels = tower, rule, folder, max_pixels
         self._decoder = ImageDecoder()
         self.placement: dict[str, str] = {}

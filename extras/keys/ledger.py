@@ -125,10 +125,10 @@ class Ledger:
         """
 
         def enter() -> tuple[Account, bool]:
-            account = self._read(key, entry)
+            account = self.balance(key, entry)
             if entry.max_running is not None and account.num_running >= entry.max_running:
                 self._remove_dead()
-                account = self._read(key, entry)
+                account = self.balance(key, entry)
             is_allowed = not find_waits(account, entry, num_tokens)
             if is_allowed:
                 account = account.charged(1, num_tokens)._replace(num_running=account.num_running + 1)
@@ -143,7 +143,7 @@ class Ledger:
 
         def leave() -> None:
             num_tokens = used.prompt_tokens + used.output_tokens
-            account = self._read(key, entry).charged(used.requests - 1, num_tokens - num_charged)
+            account = self.balance(key, entry).charged(used.requests - 1, num_tokens - num_charged)
             self._change_running(key, -1)
             self._write(key, account, used)
 
@@ -156,9 +156,18 @@ class Ledger:
         rows = self._database.execute(f"SELECT key, {columns} FROM usage")
         return {key: (KeyUsage(*values), running.get(key, 0)) for key, *values in rows}
 
-    def balance(self, key: str, entry: KeyEntry) -> Account:
+    def balance(self, key: str, entry: KeyEntry | None) -> Account:
         """Returns the state of a key. Raises `sqlite3.Error`."""
-        return self._read(key, entry)
+        select = "SELECT spent_requests, spent_tokens, at FROM usage WHERE key = ?"
+        *spent, at = self._database.execute(select, (key,)).fetchone() or (0.0, 0.0, 0.0)
+        (num,) = self._database.execute("SELECT sum(num) FROM running WHERE key = ?", (key,)).fetchone()
+        limits = (entry.requests_per_minute, entry.tokens_per_minute) if entry is not None else (None, None)
+        elapsed_s = max(0.0, time.time() - at)
+        requests, tokens = (
+            None if limit is None else Bucket(limit, max(0.0, amount - elapsed_s * limit / MINUTE_S))
+            for limit, amount in zip(limits, spent, strict=True)
+        )
+        return Account(requests, tokens, num or 0)
 
     def _carry_out(self, change: Callable[[], T]) -> T | None:
         """Calls `change` in a transaction and returns its result; `None` if the database cannot be used."""
@@ -174,18 +183,6 @@ class Ledger:
                 self._warned_s = time.monotonic()
                 log.error("the usage of keys cannot be kept, and limits do not hold: %s", error)
             return None
-
-    def _read(self, key: str, entry: KeyEntry | None) -> Account:
-        select = "SELECT spent_requests, spent_tokens, at FROM usage WHERE key = ?"
-        *spent, at = self._database.execute(select, (key,)).fetchone() or (0.0, 0.0, 0.0)
-        (num,) = self._database.execute("SELECT sum(num) FROM running WHERE key = ?", (key,)).fetchone()
-        limits = (entry.requests_per_minute, entry.tokens_per_minute) if entry is not None else (None, None)
-        elapsed_s = max(0.0, time.time() - at)
-        requests, tokens = (
-            None if limit is None else Bucket(limit, max(0.0, amount - elapsed_s * limit / MINUTE_S))
-            for limit, amount in zip(limits, spent, strict=True)
-        )
-        return Account(requests, tokens, num or 0)
 
     def _write(self, key: str, account: Account, used: KeyUsage) -> None:
         spent = [0.0 if bucket is None else bucket.spent for bucket in (account.requests, account.tokens)]

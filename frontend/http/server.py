@@ -104,17 +104,14 @@ class HttpServer(Server):
             one.close()
         self.close_idle()
         deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
-        before, num_looks = None, 0
-        while self._has_work() and num_looks < NUM_LOOKS and time.monotonic() < deadline_s:
+        before, num_looks, state = None, 0, self.server_state
+        while (state.connections or state.tasks) and num_looks < NUM_LOOKS and time.monotonic() < deadline_s:
             await asyncio.sleep(LOOK_S)
             now = self._progress()
             num_looks = num_looks + 1 if now == before else 0
             before = now
         for task in self.server_state.tasks:
             task.cancel()
-
-    def _has_work(self) -> bool:
-        return bool(self.server_state.connections or self.server_state.tasks)
 
     def _progress(self) -> tuple[int, int, int]:
         """Returns values that change as long as responses are written and read."""

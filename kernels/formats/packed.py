@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.formats.weight_format import Linear, Ranks, Rows, SimpleWeight, WeightFormat
+from kernels.formats.weight_format import Linear, Ranks, Rows, Weight, WeightFormat
 from kernels.operations.expert_linear import ExpertLinear, packed_experts
 from kernels.operations.gelu import GeluKind
 from kernels.operations.packed_linear import BLOCK, STEP, allocate_packed, pack_rows, packed_linear, unpack_rows
@@ -27,17 +27,31 @@ def _pad(x_TI: Tensor) -> Tensor:
     return functional.pad(x_TI, (0, num_missing)) if num_missing else x_TI
 
 
+class PackedFormat(WeightFormat):
+    name = "packed"
+
+    def num_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        return -(-shape[0] // BLOCK) * BLOCK * _round_up(shape[1]) * dtype.itemsize
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> "PackedWeight":
+        num_outputs, num_inputs = shape
+        return PackedWeight(allocate_packed(num_outputs, _round_up(num_inputs), dtype), num_outputs, num_inputs)
+
+    def restore(self, stored: Tensor, numbers: tuple[int, ...]) -> "PackedWeight":
+        return PackedWeight(stored, *numbers)
+
+
+PACKED = PackedFormat()
+
+
 @dataclass(frozen=True)
-class PackedWeight(SimpleWeight):
+class PackedWeight(Weight):
     """`stored` is [K, I / S, 32, S], its last block is padded with zeros."""
 
     stored: Tensor
     num_outputs: int
     num_inputs: int
-
-    @property
-    def format(self) -> WeightFormat:
-        return PACKED
+    format = PACKED
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -61,20 +75,3 @@ class PackedWeight(SimpleWeight):
 
     def look_up(self, row_T: Tensor) -> Tensor:
         return unpack_rows(self.stored, row_T)[:, : self.num_inputs].contiguous()
-
-
-class PackedFormat:
-    name = "packed"
-
-    def num_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-        return -(-shape[0] // BLOCK) * BLOCK * _round_up(shape[1]) * dtype.itemsize
-
-    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> PackedWeight:
-        num_outputs, num_inputs = shape
-        return PackedWeight(allocate_packed(num_outputs, _round_up(num_inputs), dtype), num_outputs, num_inputs)
-
-    def restore(self, stored: Tensor, numbers: tuple[int, ...]) -> PackedWeight:
-        return PackedWeight(stored, *numbers)
-
-
-PACKED = PackedFormat()

@@ -15,7 +15,7 @@ from kernels.arguments.packed_blocks import PackedBlocks, packed_bytes
 from kernels.arguments.packed_forms import FORMS
 from kernels.arguments.routes import Routes
 from kernels.cpu.huge_pages import empty_huge
-from kernels.formats.weight_format import AllReduce, Linear, Ranks, Rows, SimpleWeight, WeightFormat
+from kernels.formats.weight_format import AllReduce, Linear, Ranks, Rows, Weight, WeightFormat
 from kernels.operations.block_linear import (
     MAX_SEGMENTS,
     block_linear,
@@ -34,16 +34,38 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FORM_NAMES = tuple(FORMS)
 
 
+class PackedBlocksFormat(WeightFormat):
+    """`segments` are those of the weights that it allocates."""
+
+    name = "packed blocks"
+
+    def __init__(self, segments: Sequence[Segment] = ()):
+        self._segments = tuple(segments)
+
+    def num_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        return packed_bytes(self._segments, shape[1])
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> "PackedBlocksWeight":
+        assert shape[0] == sum(num_rows for _, num_rows in self._segments)
+        stored = empty_huge((self.num_bytes(shape, dtype),), torch.uint8)
+        return PackedBlocksWeight(PackedBlocks(stored, self._segments, shape[1]), dtype)
+
+    def restore(self, stored: Tensor, numbers: tuple[int, ...]) -> "PackedBlocksWeight":
+        dtype, num_inputs, *words = numbers
+        segments = tuple(Segment(FORM_NAMES[form], num_rows) for form, num_rows in _pairs(words))
+        return PackedBlocksWeight(PackedBlocks(stored, segments, num_inputs), DTYPES[dtype])
+
+
+PACKED_BLOCKS = PackedBlocksFormat()
+
+
 @dataclass(frozen=True)
-class PackedBlocksWeight(SimpleWeight):
+class PackedBlocksWeight(Weight):
     """Looked-up rows are in `dtype`."""
 
     blocks: PackedBlocks
     dtype: torch.dtype
-
-    @property
-    def format(self) -> WeightFormat:
-        return PACKED_BLOCKS
+    format = PACKED_BLOCKS
 
     @property
     def stored(self) -> Tensor:
@@ -109,28 +131,6 @@ class PackedBlocksWeight(SimpleWeight):
         return look_up_rows(self.blocks, row_T, self.dtype)
 
 
-class PackedBlocksFormat:
-    """`segments` are those of the weights that it allocates."""
-
-    name = "packed blocks"
-
-    def __init__(self, segments: Sequence[Segment] = ()):
-        self._segments = tuple(segments)
-
-    def num_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-        return packed_bytes(self._segments, shape[1])
-
-    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> PackedBlocksWeight:
-        assert shape[0] == sum(num_rows for _, num_rows in self._segments)
-        stored = empty_huge((self.num_bytes(shape, dtype),), torch.uint8)
-        return PackedBlocksWeight(PackedBlocks(stored, self._segments, shape[1]), dtype)
-
-    def restore(self, stored: Tensor, numbers: tuple[int, ...]) -> PackedBlocksWeight:
-        dtype, num_inputs, *words = numbers
-        segments = tuple(Segment(FORM_NAMES[form], num_rows) for form, num_rows in _pairs(words))
-        return PackedBlocksWeight(PackedBlocks(stored, segments, num_inputs), DTYPES[dtype])
-
-
 def _pairs(words: Sequence[int]) -> Iterator[tuple[int, int]]:
     return zip(words[::2], words[1::2], strict=True)
 
@@ -138,6 +138,3 @@ def _pairs(words: Sequence[int]) -> Iterator[tuple[int, int]]:
 def can_pack(segments: Sequence[Segment]) -> bool:
     """True if the C kernel computes in the forms of these segments."""
     return 0 < len(segments) <= MAX_SEGMENTS and all(form in FORMS for form, _ in segments)
-
-
-PACKED_BLOCKS = PackedBlocksFormat()

@@ -14,19 +14,39 @@ from kernels.arguments.block_forms import FLOAT_FORMS, FORMS
 from kernels.arguments.block_rows import BlockRows, Segment
 from kernels.arguments.packed_fp8 import PackedFp8, packed_fp8_shape
 from kernels.cpu.huge_pages import empty_huge
-from kernels.formats.weight_format import Linear, Ranks, Rows, SimpleWeight, WeightFormat
-from kernels.operations.expert_linear import ExpertLinear
+from kernels.formats.weight_format import Linear, Rows, Weight, WeightFormat
 from kernels.operations.fp8_linear import fp8_linear, pack_fp8_rows, unpack_fp8
 from kernels.operations.gelu import GeluKind
 
 
-@dataclass(frozen=True)
-class PackedFp8Weight(SimpleWeight):
-    codes: PackedFp8
+class PackedFp8Format(WeightFormat):
+    """`chunk_inputs` are those of the weights that it allocates."""
 
-    @property
-    def format(self) -> WeightFormat:
-        return PACKED_FP8
+    name = "packed fp8"
+
+    def __init__(self, chunk_inputs: int = 0):
+        self._chunk_inputs = chunk_inputs
+
+    def num_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        return prod(packed_fp8_shape(shape[0], shape[1], self._chunk_inputs))
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> "PackedFp8Weight":
+        stored = empty_huge(packed_fp8_shape(shape[0], shape[1], self._chunk_inputs), torch.uint8)
+        stored[-1].zero_()
+        return PackedFp8Weight(PackedFp8(stored, shape[0]))
+
+    def restore(self, stored: Tensor, numbers: tuple[int, ...]) -> "PackedFp8Weight":
+        (num_outputs,) = numbers
+        return PackedFp8Weight(PackedFp8(stored, num_outputs))
+
+
+PACKED_FP8 = PackedFp8Format()
+
+
+@dataclass(frozen=True)
+class PackedFp8Weight(Weight):
+    codes: PackedFp8
+    format = PACKED_FP8
 
     @property
     def stored(self) -> Tensor:
@@ -45,35 +65,8 @@ class PackedFp8Weight(SimpleWeight):
         codes = self.codes
         return lambda x_TI, out_TO=None: fp8_linear(x_TI, codes, bias_O, activation, out_TO)
 
-    def experts(self, bias_O: Tensor | None, ranks: Ranks | None = None) -> ExpertLinear:
-        raise AssertionError("experts have other formats")
-
     def look_up(self, row_T: Tensor) -> Tensor:
         return unpack_fp8(self.codes)[row_T.long()].bfloat16()
-
-
-class PackedFp8Format:
-    """`chunk_inputs` are those of the weights that it allocates."""
-
-    name = "packed fp8"
-
-    def __init__(self, chunk_inputs: int = 0):
-        self._chunk_inputs = chunk_inputs
-
-    def num_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-        return prod(packed_fp8_shape(shape[0], shape[1], self._chunk_inputs))
-
-    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> PackedFp8Weight:
-        stored = empty_huge(packed_fp8_shape(shape[0], shape[1], self._chunk_inputs), torch.uint8)
-        stored[-1].zero_()
-        return PackedFp8Weight(PackedFp8(stored, shape[0]))
-
-    def restore(self, stored: Tensor, numbers: tuple[int, ...]) -> PackedFp8Weight:
-        (num_outputs,) = numbers
-        return PackedFp8Weight(PackedFp8(stored, num_outputs))
-
-
-PACKED_FP8 = PackedFp8Format()
 
 
 def find_packed_fp8(segments: Sequence[Segment]) -> PackedFp8Format | None:

@@ -14,7 +14,7 @@ from torch.nn import functional
 from kernels.cpu.huge_memory import HUGE_PAGE
 from kernels.cpu.huge_pages import empty_huge
 from kernels.dispatch import is_on_cpu
-from kernels.formats.weight_format import Linear, Ranks, Rows, SimpleWeight, WeightFormat
+from kernels.formats.weight_format import Linear, Ranks, Rows, Weight, WeightFormat
 from kernels.operations.expert_linear import ExpertLinear, plain_experts
 from kernels.operations.gelu import GeluKind, gelu
 from kernels.operations.plain_linear import plain_linear
@@ -23,19 +23,32 @@ GELU_ALGORITHMS = {"tanh": "tanh", "exact": "none"}
 """oneDNN's names of the kinds of `gelu`."""
 
 
+class PlainFormat(WeightFormat):
+    name = "plain"
+
+    def num_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        return prod(shape) * dtype.itemsize
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> "PlainWeight":
+        if is_on_cpu(device) and torch.Size(shape).numel() * dtype.itemsize >= HUGE_PAGE:
+            return PlainWeight(empty_huge(shape, dtype))
+        return PlainWeight(torch.empty(shape, dtype=dtype, device=device))
+
+    def restore(self, stored: Tensor, numbers: tuple[int, ...]) -> "PlainWeight":
+        assert not numbers
+        return PlainWeight(stored)
+
+
+PLAIN = PlainFormat()
+
+
 @dataclass(frozen=True)
-class PlainWeight(SimpleWeight):
+class PlainWeight(Weight):
     """A parameter of any shape; a matrix is [O, I]."""
 
     stored: Tensor
-
-    @property
-    def format(self) -> WeightFormat:
-        return PLAIN
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        return ()
+    format = PLAIN
+    numbers = ()
 
     @property
     def matrix(self) -> Tensor | None:
@@ -65,25 +78,6 @@ class PlainWeight(SimpleWeight):
 
     def look_up(self, row_T: Tensor) -> Tensor:
         return functional.embedding(row_T, self.stored)
-
-
-class PlainFormat:
-    name = "plain"
-
-    def num_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-        return prod(shape) * dtype.itemsize
-
-    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> PlainWeight:
-        if is_on_cpu(device) and torch.Size(shape).numel() * dtype.itemsize >= HUGE_PAGE:
-            return PlainWeight(empty_huge(shape, dtype))
-        return PlainWeight(torch.empty(shape, dtype=dtype, device=device))
-
-    def restore(self, stored: Tensor, numbers: tuple[int, ...]) -> PlainWeight:
-        assert not numbers
-        return PlainWeight(stored)
-
-
-PLAIN = PlainFormat()
 
 
 def onednn_has_bfloat16() -> bool:

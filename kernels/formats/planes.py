@@ -14,7 +14,7 @@ from kernels.arguments.block_forms import FLOAT_FORMS, FORMS
 from kernels.arguments.block_rows import BlockRows, Segment
 from kernels.arguments.code_planes import CodePlanes
 from kernels.dispatch import has_fp8
-from kernels.formats.weight_format import Linear, Ranks, Rows, SimpleWeight
+from kernels.formats.weight_format import Linear, Ranks, Rows, Weight, WeightFormat
 from kernels.operations.code_planes import num_plane_bytes, set_planes, view_planes
 from kernels.operations.dequantize_blocks import has_finite_scales
 from kernels.operations.expert_codes import planes_experts
@@ -27,17 +27,13 @@ PLANES = "planes"
 
 
 @dataclass(frozen=True)
-class PlanesWeight(SimpleWeight):
+class PlanesWeight(Weight):
     """`parts` lie in `stored`: the planes of each segment, as q, k and v of a GGUF file can have different forms."""
 
     format: "PlanesFormat"
     stored: Tensor
     parts: tuple[CodePlanes, ...]
     dtype: torch.dtype
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        raise AssertionError("a GPU's weights are not kept")
 
     def set_rows(self, first_row: int, rows: Rows) -> None:
         """Raises `ValueError` if a scale is NaN or infinite."""
@@ -86,7 +82,7 @@ class PlanesWeight(SimpleWeight):
 
 
 @dataclass(frozen=True)
-class PlanesFormat:
+class PlanesFormat(WeightFormat):
     segments: tuple[Segment, ...]
     name = PLANES
 
@@ -102,9 +98,6 @@ class PlanesFormat:
         parts = zip(stored.split(sizes), self.segments, strict=True)
         views = tuple(view_planes(part, form, num_rows, num_inputs) for part, (form, num_rows) in parts)
         return PlanesWeight(self, stored, views, dtype)
-
-    def restore(self, stored: Tensor, numbers: tuple[int, ...]) -> PlanesWeight:
-        raise AssertionError("a GPU's weights are not kept")
 
 
 def has_planes(segments: Sequence[Segment], device: torch.device) -> bool:

@@ -11,8 +11,8 @@ from kernels.formats.packed_blocks import PACKED_BLOCKS, PackedBlocksFormat, can
 from kernels.formats.packed_fp8 import PACKED_FP8, find_packed_fp8
 from kernels.formats.plain import PLAIN
 from kernels.formats.planes import PLANES, PlanesFormat, has_planes
-from kernels.formats.quantized import FP8, QUANTIZED
-from kernels.formats.weight_format import QuantizingFormat, WeightFormat
+from kernels.formats.quantized import FP8, QUANTIZED, QuantizingFormat
+from kernels.formats.weight_format import WeightFormat
 
 QUANTIZING: dict[str, QuantizingFormat] = {one.name: one for one in (*QUANTIZED.values(), FP8)}
 """The formats that `--quantization` can name."""

@@ -9,7 +9,6 @@ Shape legend: R rows, P pages a row (padded), N runs, I items, E entries.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -65,15 +64,20 @@ class DecodeShape:
         )
 
 
-class PlanLayout(Protocol):
-    """The capacity of a work list; `SplitLayout` and `LatentLayout` are others than that below."""
+class PlanLayout:
+    """The capacity of a work list for up to `max_rows` rows, which ends with their parts from `parts_word` on."""
+
+    max_rows: int
+    parts_word: int
 
     @cached_property
-    def num_words(self) -> int: ...
+    def num_words(self) -> int:
+        """A multiple of 4, which keeps the next column aligned to 16 bytes."""
+        return -(-(self.parts_word + self.max_rows + 1) // 4) * 4
 
 
 @dataclass(frozen=True)
-class DecodeLayout:
+class DecodeLayout(PlanLayout):
     """The capacity of a work list and the offsets in it: fixed, so that a captured graph serves any step.
 
     The words of a plan, int32: the number of items, the offsets of entries and parts, an unused one; the items, each
@@ -121,11 +125,6 @@ class DecodeLayout:
     @property
     def parts_word(self) -> int:
         return self.entries_word + ENTRY_WORDS * self.max_entries
-
-    @cached_property
-    def num_words(self) -> int:
-        """A multiple of 4, which keeps the next column aligned to 16 bytes."""
-        return -(-(self.parts_word + self.max_rows + 1) // 4) * 4
 
     @property
     def _max_shared_blocks(self) -> int:

@@ -18,6 +18,7 @@ from typing import TypeVar
 import numpy as np
 from torch import Tensor
 
+from kernels.plans.decode_work import PlanLayout
 from kernels.plans.prefill_tiles import NO_PART, TILE_WORDS, max_prefill_tiles
 from kernels.plans.shared_runs import ranges
 
@@ -107,7 +108,7 @@ class LatentTiles:
 
 
 @dataclass(frozen=True)
-class LatentLayout:
+class LatentLayout(PlanLayout):
     """The capacity of the list of a step's decode rows."""
 
     tiles: LatentTiles

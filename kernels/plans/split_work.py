@@ -8,12 +8,11 @@ Shape legend: R rows, N tiles.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
 
-from kernels.plans.decode_work import DecodeScratch
+from kernels.plans.decode_work import DecodeScratch, PlanLayout
 from kernels.plans.prefill_tiles import ALL_SPLITS, NO_PART, TILE_WORDS
 from kernels.plans.shared_runs import ranges
 
@@ -24,7 +23,7 @@ MAX_PARTS = 256
 
 
 @dataclass(frozen=True)
-class SplitLayout:
+class SplitLayout(PlanLayout):
     """The capacity of a work list: its tiles, as those of prefill with one new token each, then the first part of each
     row and, last, the number of parts."""
 
@@ -38,11 +37,6 @@ class SplitLayout:
     @property
     def parts_word(self) -> int:
         return self.max_tiles * TILE_WORDS
-
-    @cached_property
-    def num_words(self) -> int:
-        """A multiple of 4, as that of `DecodeLayout`."""
-        return -(-(self.parts_word + self.max_rows + 1) // 4) * 4
 
 
 def make_split_scratch(layout: SplitLayout, head_dim: int, device: torch.device) -> DecodeScratch:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from messages.config.server import Config
 from messages.frame_files import IS_SENT, SUFFIX, FrameFileError, FrameReader
@@ -25,18 +24,12 @@ OnFrame = Callable[[bytes], None]
 log = logging.getLogger("sluice.black_box")
 
 
-class Keeper(Protocol):
-    def add(self, flags: int, receiver: bytes, frame: bytes) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class FrameRecorder:
     """Records the frames of process `name`. If the disk is full, the process serves without a record."""
 
     def __init__(self, name: str, config: Config, run_dir: RunDir):
         self._name = name
-        self._keepers: list[Keeper] = []
+        self._keepers: list[FrameWriter | Recording] = []
         run = config.run
         num_encoders = 0 if config.facts.vision is None else config.images.encoder_workers
         num_processes = run.frontend_workers + run.tokenizer_workers + num_encoders + config.num_engines + 1
@@ -48,7 +41,7 @@ class FrameRecorder:
             num_bytes = int(run.record_gb * 1024 * MIB) // num_processes
             self._keep(lambda: Recording(Path(run.record), name, num_bytes))
 
-    def _keep(self, make: Callable[[], Keeper]) -> None:
+    def _keep(self, make: "Callable[[], FrameWriter | Recording]") -> None:
         try:
             self._keepers.append(make())
         except OSError as error:

@@ -8,28 +8,33 @@ PROJECTIONS = {
     "attn_output": "self_attn.o_proj",
 }
 LLAMA_ATTENTION = PROJECTIONS | {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-LLAMA_MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+
+
+def mlp_names(
+    block: str, end: str = "", parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+) -> dict[str, str]:
+    """Returns the names of an MLP's gate, up and down, which the file has with this `end`.
+
+    `block` begins their names in a checkpoint, and `parts` are their last parts there.
+    """
+    return {f"ffn_{ours}{end}": f"{block}.{part}" for ours, part in zip(("gate", "up", "down"), parts, strict=True)}
+
+
+LLAMA_MLP = mlp_names("mlp")
 LLAMA_LAYER = LLAMA_ATTENTION | LLAMA_MLP
 FUSED_MLP = {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
 QWEN3_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 NORMS_AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
-QWEN3_EXPERTS = {
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-}
-QWEN2_EXPERTS = QWEN3_EXPERTS | {
+QWEN3_EXPERTS = {"ffn_gate_inp": "mlp.gate", **mlp_names("mlp.experts.{}", "_exps")}
+QWEN2_EXPERTS = {
+    **QWEN3_EXPERTS,
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    **mlp_names("mlp.shared_expert", "_shexp"),
 }
-SHARED_EXPERTS = QWEN3_EXPERTS | {
+SHARED_EXPERTS = {
+    **QWEN3_EXPERTS,
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
-    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-    "ffn_up_shexp": "mlp.shared_experts.up_proj",
-    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    **mlp_names("mlp.shared_experts", "_shexp"),
 }
 ERNIE_CORRECTION = "mlp.moe_statics.e_score_correction_bias"
 ERNIE_LAYER = LLAMA_LAYER | SHARED_EXPERTS | {"exp_probs_b.bias": ERNIE_CORRECTION}
@@ -102,11 +107,10 @@ GPT_OSS_LAYER = PROJECTIONS | {
     **QWEN3_EXPERTS,
     "ffn_gate_inp": "mlp.router",
 }
+NUMBERED = ("w1", "w3", "w2")
 MIXTRAL_EXPERTS = {
     "ffn_gate_inp": "block_sparse_moe.gate",
-    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
-    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
-    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+    **mlp_names("block_sparse_moe.experts.{}", "_exps", NUMBERED),
 }
 PHI3_LAYER = {
     "attn_norm": "input_layernorm",
@@ -154,12 +158,13 @@ GRANITE_EXPERTS = {
     **{name: theirs.replace("mlp.", "block_sparse_moe.") for name, theirs in QWEN3_EXPERTS.items()},
     "ffn_gate_inp": "block_sparse_moe.router.layer",
 }
-GRANITE_MLP = {"gate": "shared_mlp.gate_proj", "up": "shared_mlp.up_proj", "down": "shared_mlp.output_linear"}
+GRANITE_MLP = ("gate_proj", "up_proj", "output_linear")
 GRANITE_HYBRID_LAYER = {
     **LLAMA_ATTENTION,
     **mamba_names("mamba"),
     **GRANITE_EXPERTS,
-    **{f"ffn_{name}{end}": theirs for name, theirs in GRANITE_MLP.items() for end in ("", "_shexp")},
+    **mlp_names("shared_mlp", parts=GRANITE_MLP),
+    **mlp_names("shared_mlp", "_shexp", GRANITE_MLP),
 }
 """Without experts the shared MLP has no suffix."""
 
@@ -174,7 +179,7 @@ FALCON_H1_LAYER = {
     **mamba_names("mamba"),
     "attn_norm": "input_layernorm",
     "ffn_norm": "pre_ff_layernorm.weight",
-    **{name: theirs.replace("mlp.", "feed_forward.") for name, theirs in LLAMA_MLP.items()},
+    **mlp_names("feed_forward"),
 }
 LFM2_LAYER = {
     **PROJECTIONS,
@@ -188,7 +193,5 @@ LFM2_LAYER = {
     "shortconv.out_proj": "conv.out_proj",
     "exp_probs_b.bias": "feed_forward.expert_bias",
     **{name: theirs.replace("block_sparse_moe.", "feed_forward.") for name, theirs in MIXTRAL_EXPERTS.items()},
-    "ffn_gate": "feed_forward.w1",
-    "ffn_up": "feed_forward.w3",
-    "ffn_down": "feed_forward.w2",
+    **mlp_names("feed_forward", parts=NUMBERED),
 }

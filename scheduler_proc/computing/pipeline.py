@@ -8,14 +8,13 @@ Shape legend: T tokens.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from messages.ring.steps import ForwardOutput
 from scheduler_proc.computing.parallel import ALONE, ParallelGroup
 
 MAX_UNRECEIVED = 8
@@ -41,25 +40,6 @@ class StagePlace(NamedTuple):
     def number_in(self, stage: int) -> int:
         """Returns the number in its engine of the rank with this place in another stage; 0 is the scheduler's."""
         return (stage + 1) % self.num_stages * self.num_ranks + self.rank
-
-
-class Launched(Protocol):
-    """A launched step."""
-
-    def result(self) -> ForwardOutput: ...
-
-
-class PublishedStep:
-    """A step that other stages compute already; this one computes when the result is requested."""
-
-    has_ended = False
-
-    def __init__(self, launch: Callable[[], Launched]):
-        self._launch = launch
-
-    def result(self) -> ForwardOutput:
-        """Waits for the stages before this one, computes the step and returns its result."""
-        return self._launch().result()
 
 
 ONLY_STAGE = StagePlace()

@@ -12,7 +12,6 @@ from scheduler_proc.computing.device import Device, Fetched, Forward, ForwardPas
 from scheduler_proc.computing.kv_cache.kv_memory import KVMemory
 from scheduler_proc.computing.model.adapters import HostAdapter
 from scheduler_proc.computing.model.decoder import Decoder
-from scheduler_proc.computing.pipeline import PublishedStep
 from scheduler_proc.computing.sampling.plan import GREEDY, SamplingPlan, plan_sampling
 from scheduler_proc.computing.sampling.results import Result, compute_result, read_result
 from scheduler_proc.computing.step.rewritten_batches import with_known_tokens
@@ -50,6 +49,19 @@ class LaunchedStep:
         output = read_result(self._step_id, self._sampling, self._fetched.wait())
         self._runner.next_tokens = output.next_tokens
         return output
+
+
+class PublishedStep:
+    """A step that other stages compute already; this one computes when the result is requested."""
+
+    has_ended = False
+
+    def __init__(self, launch: Callable[[], LaunchedStep]):
+        self._launch = launch
+
+    def result(self) -> ForwardOutput:
+        """Waits for the stages before this one, computes the step and returns its result."""
+        return self._launch().result()
 
 
 @dataclass(frozen=True)

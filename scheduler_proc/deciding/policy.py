@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from messages.ring.timeline import DelayedRow, PreemptedRow, WaitsFor
 from scheduler_proc.deciding.chunk_times import ChunkTimes
+from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.resource import Resource
@@ -13,7 +14,7 @@ from scheduler_proc.deciding.requests import PendingReq, State
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.shares import Shares
 from scheduler_proc.deciding.stages import Stages
-from scheduler_proc.deciding.step_plan import Budget, DraftSource, StepPlan
+from scheduler_proc.deciding.step_plan import Budget, StepPlan
 from scheduler_proc.deciding.step_size import MIN_TOKENS, NUM_LARGE_STEPS, StepSize
 from scheduler_proc.deciding.tasks.pooling import chunking_of
 from scheduler_proc.deciding.yielding import Yielding
@@ -36,7 +37,7 @@ class Policy:
         stages: Stages,
         cache: BlockAllocator,
         budget: Budget,
-        draft_planner: DraftSource | None = None,
+        draft_planner: DraftPlanner | None = None,
         resources: Sequence[Resource] = (),
     ):
         self._stages, self._cache = stages, cache
@@ -330,10 +331,8 @@ class Policy:
 
     def find_wait(self, pending: PendingReq) -> WaitsFor | None:
         """Returns which resource a waiting request lacks, if any."""
-        for resource in self._resources:
-            if reason := resource.find_wait(pending):
-                return reason
-        return None
+        reasons: Iterable[WaitsFor | None] = (resource.find_wait(pending) for resource in self._resources)
+        return next(filter(None, reasons), None)
 
     @property
     def _is_full(self) -> bool:

@@ -3,16 +3,15 @@
 import enum
 import hashlib
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
 
 import msgspec
 
 from messages.columns import unpack_int32
-from messages.errors import ErrorInfo
 from messages.ring.replies import ToDetokenizer
 from messages.ring.requests import YIELDING_PRIORITY, Stamps, UserMsg
 from scheduler_proc.deciding.sampling.endings import LENGTH, Ending, end_tokens_of, find_ending
+from scheduler_proc.deciding.sampling.grammars import RequestGrammar
 from scheduler_proc.deciding.sampling.logits_processing import LogitsProcessors, find_logits_processors
 from scheduler_proc.deciding.tasks.kinds import find_task
 
@@ -49,44 +48,6 @@ class Limits(msgspec.Struct, frozen=True):
     has_adapters: bool = False
 
 
-class FollowedGrammar(Protocol):
-    """The grammar of one request after its current tokens, as `sampling/grammars.py` has it."""
-
-    @property
-    def error(self) -> ErrorInfo | None:
-        """Why its tokens can no longer be computed."""
-        ...
-
-    @property
-    def is_complete(self) -> bool: ...
-
-    @property
-    def needs_last_token(self) -> bool:
-        """True if the tokens allowed after the next one depend on the next one."""
-        ...
-
-    @property
-    def is_slow(self) -> bool:
-        """True if only necessary bitmasks should be computed."""
-        ...
-
-    def accept(self, token_id: int) -> Ending | None:
-        """Advances by a token that is not an end token; returns the ending if the grammar is complete or has failed."""
-        ...
-
-    def bitmask(self, draft_ids: Sequence[int] = ()) -> bytes:
-        """Returns the bitmask (int32 words) of the tokens allowed after these draft tokens; empty if all are."""
-        ...
-
-    def forced_ids(self, max_num_tokens: int) -> "array[int]":
-        """Returns up to `max_num_tokens` int32 ids of the text that must come next."""
-        ...
-
-    def leaves_none(self, is_banned: Callable[[int], bool]) -> bool:
-        """True if every token that the grammar allows is banned."""
-        ...
-
-
 class PendingReq:
     """A request independent of its row: its parameters and its tokens so far. It outlives a preemption.
 
@@ -117,7 +78,7 @@ class PendingReq:
         self.logits_processors: LogitsProcessors | None = find_logits_processors(
             params, limits.eos_token_ids, limits.vocab_size
         )
-        self.grammar: FollowedGrammar | None = None
+        self.grammar: RequestGrammar | None = None
         self.prompt_task = find_task(message)
         self.group: Group = (message.group or message.uid, params.priority)
         self.client = message.client

@@ -12,10 +12,11 @@ from scheduler_proc.deciding.in_flight import StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
 from scheduler_proc.deciding.pages.resource import Resource
 from scheduler_proc.deciding.pages.running_request import DraftRate, Req
-from scheduler_proc.deciding.requests import FollowedGrammar, PendingReq, State
+from scheduler_proc.deciding.requests import PendingReq, State
 from scheduler_proc.deciding.row_results import RowResult, split_result
 from scheduler_proc.deciding.rows.delivery import Delivery, finished_row, no_token
 from scheduler_proc.deciding.sampling.endings import NOT_FINITE, Ending, find_ending
+from scheduler_proc.deciding.sampling.grammars import RequestGrammar
 from scheduler_proc.deciding.sampling.logprob_columns import cut
 from scheduler_proc.deciding.stages import Stages
 
@@ -149,7 +150,7 @@ def _follow_grammars(reqs: list[Req], rows: Sequence[int], endings: dict[int, En
                 endings[row] = ending
 
 
-def _follow_grammar(grammar: FollowedGrammar, token_id: int, ending: Ending | None) -> Ending | None:
+def _follow_grammar(grammar: RequestGrammar, token_id: int, ending: Ending | None) -> Ending | None:
     """Advances the grammar by a token unless the token itself ends the row; returns how the row ends.
 
     A complete grammar takes precedence over the maximum length.

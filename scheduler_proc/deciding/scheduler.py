@@ -13,6 +13,7 @@ from messages.ring.replies import CacheFlushed, DetokenizeMsg, FinishedRow, ToDe
 from messages.ring.requests import AbortMsg, DropBefore, FlushCache, FramesLost, StopSeen, ToScheduler, UserMsg
 from messages.ring.steps import Batch, ForwardOutput
 from messages.ring.uids import GoneRequests
+from scheduler_proc.deciding.drafting.draft_planner import DraftPlanner
 from scheduler_proc.deciding.drafting.draft_state import Drafts, DraftSteps
 from scheduler_proc.deciding.in_flight import MustCommitError, StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import BlockAllocator
@@ -20,16 +21,17 @@ from scheduler_proc.deciding.pages.resource import Resource
 from scheduler_proc.deciding.pages.running_request import Chunk
 from scheduler_proc.deciding.policy import Policy
 from scheduler_proc.deciding.refusals import check_possible
-from scheduler_proc.deciding.requests import FollowedGrammar, Limits, PendingReq
+from scheduler_proc.deciding.requests import Limits, PendingReq
 from scheduler_proc.deciding.results import Results
 from scheduler_proc.deciding.row_groups import RowGroups
 from scheduler_proc.deciding.rows.batch_columns import BatchBuilder
 from scheduler_proc.deciding.rows.decode_rows import DecodeRows
 from scheduler_proc.deciding.rows.delivery import open_stream, refused_row
 from scheduler_proc.deciding.sampling.endings import ABORTED, COMPLETE, STOP_STRING, Ending
+from scheduler_proc.deciding.sampling.grammars import RequestGrammar
 from scheduler_proc.deciding.schedule_reports import ScheduleReports
 from scheduler_proc.deciding.stages import Stages
-from scheduler_proc.deciding.step_plan import Budget, DraftSource
+from scheduler_proc.deciding.step_plan import Budget
 
 NO_FAILURES: Mapping[int, ErrorInfo] = {}
 
@@ -37,14 +39,14 @@ NO_FAILURES: Mapping[int, ErrorInfo] = {}
 class GrammarSource(Protocol):
     """Compiles grammars outside the main loop, as `scheduler_proc/grammar_builder.py` does."""
 
-    def find(self, pending: PendingReq) -> FollowedGrammar | None:
+    def find(self, pending: PendingReq) -> RequestGrammar | None:
         """Returns the grammar of a request if it is available at once."""
         ...
 
     def start(self, pending: PendingReq) -> None:
         """Starts to compile it."""
 
-    def pop_built(self) -> Sequence[tuple[PendingReq, FollowedGrammar | ErrorInfo]]:
+    def pop_built(self) -> Sequence[tuple[PendingReq, RequestGrammar | ErrorInfo]]:
         """Returns the grammars that have been compiled since the last call, or the errors."""
         ...
 
@@ -64,7 +66,7 @@ class Scheduler:
     cache: BlockAllocator
     _limits: Limits
     _budget: Budget
-    _draft_planner: DraftSource | None = None
+    _draft_planner: DraftPlanner | None = None
     _grammars: GrammarSource | None = None
     plans_decodes_alone: bool = field(default=False, kw_only=True)
 

@@ -2,12 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Protocol
 
 import msgspec
 
 from scheduler_proc.deciding.chunk_times import ChunkTimes
-from scheduler_proc.deciding.drafting.draft_state import Drafts, DraftSteps
 from scheduler_proc.deciding.in_flight import StepInFlight
 from scheduler_proc.deciding.pages.block_allocator import PageKey
 from scheduler_proc.deciding.pages.resource import Resource
@@ -117,25 +115,3 @@ class StepPlan:
         is_whole = chunking_of(pending.sampling_params) == "none"
         num_left_over = 0 if self.chunks else self.num_left_over
         return not is_whole or len(pending.token_ids) <= self.num_tokens_left + num_left_over
-
-
-class DraftSource(Protocol):
-    """Chooses the draft tokens of the rows of a step, as `drafting/draft_planner.py` does."""
-
-    proposal: DraftSteps | None
-    """The steps of the draft model that the latest plan needs."""
-
-    is_idle: bool
-    """True if the rows of the latest plan need no draft tokens in the next one: it may be made behind their step."""
-
-    def plan(self, rows: DecodeRows, max_num_tokens: int) -> Sequence[Chunk]:
-        """Returns a chunk for each of `rows` that has draft tokens: at most `max_num_tokens`, if there are pages."""
-        ...
-
-    def end_proposal(self, rows: DecodeRows, drafts: Drafts) -> Sequence[Chunk]:
-        """Returns the chunks of those of `rows` for which the draft model proposed `drafts`."""
-        ...
-
-    def record_time(self, num_tokens: int, seconds: float) -> None:
-        """Records the time of the latest plan and its step, in which each row decoded."""
-        ...

@@ -44,35 +44,26 @@ class ModelParts(NamedTuple):
     placement: Placement
 
 
-class SharedWeights(Protocol):
-    """Memory for a model's weights that all schedulers of a run may have in common."""
+class SharedWeights:
+    """Memory for a model's weights that all schedulers of a run may have in common; by default each has its own."""
 
     def find(self) -> Weights | None:
         """Returns the weights if another scheduler has made them."""
-        ...
+        return None
 
     def load(self, make: Callable[[], Weights], report: Report, count_bytes: Callable[[], int]) -> Weights:
         """Returns the weights, which `make` makes unless another scheduler has.
 
         `count_bytes` returns the bytes that suffice for everything that `make` allocates, 0 if that is not known.
         """
-        ...
+        return make()
 
     def free(self) -> None:
         """Frees the memory if no scheduler uses it: the model is in memory of its own."""
 
 
-class OwnWeights:
+class OwnWeights(SharedWeights):
     """`SharedWeights` that are not shared."""
-
-    def find(self) -> None:
-        return None
-
-    def load(self, make: Callable[[], Weights], report: Report, count_bytes: Callable[[], int]) -> Weights:
-        return make()
-
-    def free(self) -> None:
-        """There is no memory."""
 
 
 class RunnerFactory(Protocol):

@@ -37,25 +37,23 @@ from scheduler_proc.computing.step.rows import StepRows
 
 
 class Decoder(Protocol):
-    """A model with its weights. With several ranks, `model` is this rank's part (`sharding.py`)."""
+    """A model with its weights. With several ranks, `model` is this rank's part (`sharding.py`).
+
+    A subclass overrides what it has; by default there is only the output of `logits`.
+    """
 
     model: ModelDescription
     parallel: ParallelGroup
     pipeline: Pipeline
     num_weight_bytes: int
     layer_kinds: list[LayerKind]
-    pooler: Pooler | None
+    activation_dtype: torch.dtype
+    pooler: Pooler | None = None
     """`None`: pooled hidden states are the model's vectors, and it has no classification head."""
-    adapters: Adapters | None
+    adapters: Adapters | None = None
     """`None`: rows have no adapters."""
-
-    @property
-    def span_rows(self) -> SpanRows | None:
-        """`None`: prompts have no spans: the model adds positions to its embeddings, or several ranks compute it."""
-        ...
-
-    @property
-    def activation_dtype(self) -> torch.dtype: ...
+    span_rows: SpanRows | None = None
+    """`None`: prompts have no spans: the model adds positions to its embeddings, or several ranks compute it."""
 
     def forward(
         self,
@@ -85,17 +83,15 @@ class Decoder(Protocol):
 
     def best_tokens(self, hidden_NE: Tensor, /) -> Tensor | None:
         """Returns the likeliest token of each row, int32 [N], without its logits; `None` if no kernel does that."""
-        ...
 
     def token_logits(self, hidden_NE: Tensor, ids_NL: Tensor, /) -> Tensor | None:
         """Returns the logits of these tokens, float32 [N, L], exact where `logits` rounds them.
 
         `None` if only `logits` computes them.
         """
-        ...
 
 
-class DescribedDecoder:
+class DescribedDecoder(Decoder):
     """The stages of a description. It pops its weights from `weights`; `max_model_len` positions are supported.
 
     With several ranks, `model` and `weights` are this rank's (`sharding.py`): it has the embedding or the head only if
@@ -128,7 +124,7 @@ class DescribedDecoder:
         self.span_rows = self.embedding.span_rows if self.embedding is not None and is_whole else None
         self.layers = LayerStage(model, model.held, weights, max_model_len, parallel)
         self.layer_kinds = self.layers.kinds
-        self.pooler, self.head = None, None
+        self.head = None
         if norm is None:
             return
         if model.classifier or dense:

@@ -12,12 +12,10 @@ from dataclasses import replace
 from torch import Tensor
 
 from kernels.operations.hidden_states import store_hidden
-from scheduler_proc.computing.model.adapters import Adapters
 from scheduler_proc.computing.model.blocks.mtp_inputs import MtpInputs
 from scheduler_proc.computing.model.blocks.norm import Norm
-from scheduler_proc.computing.model.blocks.pooler import Pooler
 from scheduler_proc.computing.model.blocks.weights import Weights
-from scheduler_proc.computing.model.decoder import DescribedDecoder
+from scheduler_proc.computing.model.decoder import Decoder, DescribedDecoder
 from scheduler_proc.computing.model.description import MTP, ModelDescription
 from scheduler_proc.computing.model.stages import (
     FINAL_NORM,
@@ -40,7 +38,7 @@ def describe_mtp(main: ModelDescription) -> ModelDescription:
     return replace(main, layers=(main.mtp,), mtp=None, held_layers=None)
 
 
-class MtpDecoder:
+class MtpDecoder(Decoder):
     """The head of `main`; it pops its weights. Embedding and head are the model's."""
 
     def __init__(self, main: DescribedDecoder, weights: Weights, max_model_len: int):
@@ -51,11 +49,8 @@ class MtpDecoder:
         self.model = describe_mtp(main.model)
         self.parallel, self.pipeline = main.parallel, WHOLE
         self.num_weight_bytes = 0  # the model has counted those of the head
-        self.pooler: Pooler | None = None
-        self.adapters: Adapters | None = None
         self.activation_dtype = main.activation_dtype
         self._embedding = main.embedding.block
-        self.span_rows = None
         self._inputs = MtpInputs(main.model, own)
         self._layers = LayerStage(self.model, range(1), own, max_model_len, main.parallel)
         self.layer_kinds = self._layers.kinds

@@ -36,10 +36,6 @@ def _count_keys(batch: Batch) -> bytes:
     return pack_int32([context_len + 1 for context_len in unpack_int32(batch.context_lens)])
 
 
-def _read_positions(batch: Batch) -> bytes:
-    return batch.rope_positions or batch.positions
-
-
 def _find_head_tokens(batch: Batch) -> bytes:
     """Returns indices (int64) into the tokens of the batch: those that sample, then `hidden_tokens`."""
     tokens = np.frombuffer(batch.sample_tokens + batch.hidden_tokens, np.int32)
@@ -49,7 +45,7 @@ def _find_head_tokens(batch: Batch) -> bytes:
 
 COMMON_COLUMNS: Mapping[str, InputColumn] = {
     "token_ids": InputColumn(torch.int32, "token", 0, attrgetter("token_ids")),
-    "positions": InputColumn(torch.int32, "token", 0, _read_positions),
+    "positions": InputColumn(torch.int32, "token", 0, lambda batch: batch.rope_positions or batch.positions),
     "slots": InputColumn(torch.int64, "token", -1, attrgetter("slots")),
     "future_token_indices": InputColumn(torch.int32, "decode row", -1, _read_sources),
     "decode_page_tables": InputColumn(torch.int32, "decode row", -1, attrgetter("page_tables"), is_table=True),

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scheduler_proc.computing.model.adapters import Adapters
 from scheduler_proc.computing.model.attention_description import AttentionDescription
-from scheduler_proc.computing.model.blocks.pooler import Pooler
+from scheduler_proc.computing.model.decoder import Decoder
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.stages import ComputeLayers, LayerKind, Memory
 from scheduler_proc.computing.model.workspace import NEW_MEMORY, Activations
@@ -22,23 +21,17 @@ from scheduler_proc.computing.step.inputs import StepInputs
 from scheduler_proc.computing.transformers_model.attention import NAME, PagedAttention, attention_by
 
 
-class TransformersDecoder:
+class TransformersDecoder(Decoder):
     """`module` is a causal language model of transformers; `model` describes its calls of attention, a layer each."""
 
     def __init__(self, module: Any, model: ModelDescription):
         self.model = model
         self.parallel, self.pipeline = ALONE, WHOLE
         self.layer_kinds: list[LayerKind] = []
-        self.adapters: Adapters | None = None
-        self.span_rows = None
-        self.pooler: Pooler | None = None
         self._module = module
+        self.activation_dtype: torch.dtype = module.dtype
         self.num_weight_bytes = sum(parameter.nbytes for parameter in module.parameters())
         module.set_attn_implementation(NAME)
-
-    @property
-    def activation_dtype(self) -> torch.dtype:
-        return self._module.dtype
 
     def forward(
         self,
@@ -60,9 +53,3 @@ class TransformersDecoder:
 
     def logits(self, logits_NV: Tensor, out_NV: Tensor | None = None, slots_N: Tensor | None = None) -> Tensor:
         return logits_NV
-
-    def best_tokens(self, logits_NV: Tensor) -> None:
-        return None
-
-    def token_logits(self, logits_NV: Tensor, ids_NL: Tensor) -> None:
-        return None

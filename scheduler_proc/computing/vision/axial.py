@@ -18,8 +18,7 @@ from scheduler_proc.computing.model.families.bert import describe_attention
 from scheduler_proc.computing.parallel import ALONE
 from scheduler_proc.computing.step.rows import StepRows
 from scheduler_proc.computing.vision.description import PATCHES
-from scheduler_proc.computing.vision.family import TowerParts
-from scheduler_proc.computing.vision.view_tower import Grid, ViewTower
+from scheduler_proc.computing.vision.view_tower import Grid, TowerParts, ViewTower
 from scheduler_proc.computing.vision.vit import whole_rows
 
 

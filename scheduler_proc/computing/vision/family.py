@@ -5,14 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
-
 from scheduler_proc.computing.hf_config import HfConfig
-from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.families.family import Change, InterleavedHeads, Source, TensorNames
 from scheduler_proc.computing.model.parameters import Parameter
 from scheduler_proc.computing.vision.description import PATCHES, TowerDescription
-from scheduler_proc.computing.vision.tower import Tower
+from scheduler_proc.computing.vision.view_tower import TowerParts, ViewTower
 
 PLACE = re.compile(r"(layers|deepstack)\.(\d+)\.(?:(\d+)\.)?(.+)")
 NOT_USED = re.compile(
@@ -42,17 +39,6 @@ layers follow that of `layers`, in which `{}` is the number of the layer; those 
 another."""
 
 
-class TowerParts(NamedTuple):
-    """What a tower is made from. `dtype`: that of its rows. Pixels from 0 to 1 become (pixel - mean) / std."""
-
-    description: TowerDescription
-    weights: Weights
-    mean: Sequence[float]
-    std: Sequence[float]
-    dtype: torch.dtype
-    config: HfConfig
-
-
 @dataclass(frozen=True)
 class TowerFamily:
     """A family of towers.
@@ -64,7 +50,7 @@ class TowerFamily:
 
     describe: Callable[[HfConfig], TowerDescription]
     namings: tuple[Names, ...]
-    make: Callable[[TowerParts], Tower]
+    make: Callable[[TowerParts], ViewTower]
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def names_in(self, present: Mapping[str, object]) -> Names:

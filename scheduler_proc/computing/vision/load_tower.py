@@ -27,15 +27,14 @@ from scheduler_proc.computing.loading.weights import find_segments, load_weights
 from scheduler_proc.computing.placement import Placement
 from scheduler_proc.computing.report import Report
 from scheduler_proc.computing.vision.description import TowerDescription, TowerShard
-from scheduler_proc.computing.vision.family import Names, TowerFamily, TowerParts, tensor_names
+from scheduler_proc.computing.vision.family import Names, TowerFamily, tensor_names
 from scheduler_proc.computing.vision.mmproj import names_in_file, read_config
-from scheduler_proc.computing.vision.tower import Tower
-from scheduler_proc.computing.vision.view_tower import activation_bytes
+from scheduler_proc.computing.vision.view_tower import TowerParts, ViewTower, activation_bytes
 
 MIB, MILLION = 1 << 20, 1_000_000
 
 
-def load_tower(config: Config, phase: Report) -> Tower:
+def load_tower(config: Config, phase: Report) -> ViewTower:
     """Returns the model's tower; calls `phase` with each phase of loading.
 
     Its weights have the model's formats (`--dtype`, `--quantization`). Raises `BootError` for a tower that is not

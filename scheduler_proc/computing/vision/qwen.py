@@ -12,7 +12,8 @@ from scheduler_proc.computing.model.description import DenseMlpDescription, Laye
 from scheduler_proc.computing.model.parameters import Parameter
 from scheduler_proc.computing.vision.axial import AxialTower, describe_axial
 from scheduler_proc.computing.vision.description import NUM_CHANNELS, PATCHES
-from scheduler_proc.computing.vision.family import Exact, Names, TowerParts
+from scheduler_proc.computing.vision.family import Exact, Names
+from scheduler_proc.computing.vision.view_tower import TowerParts
 
 SECOND_PATCHES = "second_patches"
 """The kernel of a film's second frame, which GGUF files have as a tensor of its own."""

@@ -5,18 +5,20 @@ reads.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernels.cpu.huge_memory import HUGE_PAGE
 from runtime.images.layout import Layout
+from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.blocks.context import BlockContext
+from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.model.workspace import room_sizes
 from scheduler_proc.computing.parallel import ALONE
 from scheduler_proc.computing.step.rows import StepRows
 from scheduler_proc.computing.vision.description import TowerDescription
-from scheduler_proc.computing.vision.family import TowerParts
 from scheduler_proc.computing.vision.vit import Projector, Vit, whole_rows
 
 PATCHES_AT_ONCE = 4096
@@ -26,8 +28,19 @@ Grid = tuple[int, int]
 """Lines and columns of the patches of a view."""
 
 
+class TowerParts(NamedTuple):
+    """What a tower is made from. `dtype`: that of its rows. Pixels from 0 to 1 become (pixel - mean) / std."""
+
+    description: TowerDescription
+    weights: Weights
+    mean: Sequence[float]
+    std: Sequence[float]
+    dtype: torch.dtype
+    config: HfConfig
+
+
 class ViewTower:
-    """See `Tower`. Families override what differs."""
+    """A vision tower with its weights. Families override what differs."""
 
     def __init__(self, parts: TowerParts):
         tower, weights, *_ = parts
@@ -47,7 +60,10 @@ class ViewTower:
 
     @torch.inference_mode()
     def encode(self, views: Sequence[Tensor], layout: Layout) -> Tensor:
-        """See `Tower`."""
+        """Returns the rows of one image, [layout.num_tokens, row_width], on the CPU, in the model's dtype.
+
+        `views` are uint8 [H, W, 3] on the CPU, in the order of `Layout`. Raises `ValueError` if they do not fit it.
+        """
         rows = [rows_NE for group in self._group(views) for rows_NE in self._encode_group(group)]
         encoded_NE = self._arrange(rows, layout)
         if encoded_NE.shape != (layout.num_tokens, self.row_width):

@@ -35,7 +35,8 @@ class _Known:
 class DraftPlanner(PageObserver):
     """Gives rows in DECODE the draft tokens that `drafter` proposes, as many as `lengths` choose.
 
-    A draft model proposes in steps that the caller runs: `proposal`, if the latest plan needs any.
+    A draft model proposes in steps that the caller runs: `proposal`, if the latest plan needs any. If the rows of that
+    plan need no draft tokens in the next one, it `is_idle`: the next one may be made behind the plan's step.
     """
 
     def __init__(self, cache: BlockAllocator, drafter: Drafter | DraftModel, lengths: DraftLengths):

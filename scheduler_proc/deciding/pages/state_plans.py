@@ -231,17 +231,14 @@ class StatePlanner(Resource):
         if slot == state.spare:
             state.own, state.spare = state.spare, state.own
         elif slot != state.own:
-            page = None if req.num_computed_tokens % self._page_size else self._last_page(req)
-            if page is not None and slots.find_slot(page) is not None:
+            num_pages, num_beyond = divmod(req.num_computed_tokens, self._page_size)
+            if not num_beyond and slots.find_slot(page := req.pages[num_pages - 1]) is not None:
                 slots.use(req, page)
                 return
             move.allocated.remove(slot)
             move.allocated.append(state.own)
             state.own = slot
         slots.stop_using(req)
-
-    def _last_page(self, req: Req) -> int:
-        return req.pages[req.num_computed_tokens // self._page_size - 1]
 
 
 def likely_places(req: Req, page_size: int) -> tuple[int, int]:

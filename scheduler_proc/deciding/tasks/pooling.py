@@ -13,7 +13,7 @@ from messages.ring.axes import join_columns
 from messages.ring.replies import PooledReply
 from messages.ring.requests import Pooling, SamplingParams, UserMsg
 from messages.ring.steps import POOLED_KINDS, POOLING_WAYS, VECTOR, PooledColumns, PooledRows
-from scheduler_proc.deciding.tasks.prompt_task import TaskChunk, TaskKind
+from scheduler_proc.deciding.tasks.prompt_task import PromptTask, TaskChunk, TaskKind
 
 Chunking = Literal["any", "in turn", "none"]
 """How a prompt may be computed in chunks: in any way; only after the result of the chunk before it; not at all."""
@@ -28,7 +28,7 @@ def chunking_of(params: SamplingParams) -> Chunking:
     return "in turn" if pooling.kind in ("embed", "classify") and pooling.way not in ("last", "cls") else "any"
 
 
-class PoolingTask:
+class PoolingTask(PromptTask):
     """The known part of one prompt's result."""
 
     def __init__(self, pooling: Pooling, num_prompt_tokens: int):
@@ -37,31 +37,18 @@ class PoolingTask:
         self.is_by_token = pooling.kind == "token_embed"
         self.first = num_prompt_tokens - 1 if self.way == "last" and not self.is_by_token else 0
         """The first position that is pooled."""
-        self._end = 1 if self.way == "cls" and not self.is_by_token else num_prompt_tokens
-        self.num_known = self.first
+        end = 1 if self.way == "cls" and not self.is_by_token else num_prompt_tokens
+        super().__init__(POOLED, end, num_known=self.first)
         self.carried = b""
         """The sum or maximum over the known positions, if more follow."""
         self._vectors: list[PooledColumns] = []
-
-    @property
-    def kind(self) -> TaskKind:
-        return POOLED
-
-    @property
-    def is_complete(self) -> bool:
-        return self.num_known == self._end
-
-    def span(self, start: int, end: int) -> range:
-        """Returns the positions that a chunk of positions `start` to `end` (exclusive) pools."""
-        first = max(start, self.num_known)
-        return range(first, max(first, min(end, self._end)))
 
     def is_last(self, span: range) -> bool:
         """True if the result is complete after these positions."""
         return span.stop == self._end
 
     def count(self, start: int, end: int) -> int:
-        num_tokens = len(self.span(start, end))
+        num_tokens = super().count(start, end)
         return num_tokens if self.is_by_token else min(1, num_tokens)
 
     def add(self, entries: PooledColumns) -> bool:

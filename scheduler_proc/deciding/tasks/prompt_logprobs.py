@@ -13,37 +13,21 @@ from messages.ring.requests import UserMsg
 from messages.ring.spans import PromptSpan
 from messages.ring.steps import WITH_LOGPROB, LogprobColumns, PromptLogprobTargets
 from scheduler_proc.deciding.sampling.logprob_columns import has_nan, join, join_known, without_logprobs
-from scheduler_proc.deciding.tasks.prompt_task import TaskChunk, TaskKind
+from scheduler_proc.deciding.tasks.prompt_task import PromptTask, TaskChunk, TaskKind
 
 
-class PromptLogprobsTask:
-    """The known logprobs of one prompt's tokens, without the first token. Positions of spans have none."""
+class PromptLogprobsTask(PromptTask):
+    """The known logprobs of one prompt's tokens, without the first token. Positions of spans have none.
+
+    The logprob of target i is known with position i.
+    """
 
     def __init__(self, prompt_ids: "array[int]", num_top: int, spans: Sequence[PromptSpan] = ()):
         self._target_ids = prompt_ids[1:]
         self._spans = spans
         self.num_top = num_top
         self._parts: list[LogprobColumns] = []
-        self.num_known = 0
-
-    @property
-    def kind(self) -> TaskKind:
-        return PROMPT_LOGPROBS
-
-    @property
-    def is_complete(self) -> bool:
-        return self.num_known == len(self._target_ids)
-
-    def span(self, start: int, end: int) -> range:
-        """Returns the targets whose logprobs a chunk of positions `start` to `end` (exclusive) computes.
-
-        Target i is known with position i. Unknown targets before `start` are computed by the step in flight.
-        """
-        first = max(start, self.num_known)
-        return range(first, max(first, min(end, len(self._target_ids))))
-
-    def count(self, start: int, end: int) -> int:
-        return len(self.span(start, end))
+        super().__init__(PROMPT_LOGPROBS, end=len(self._target_ids))
 
     def targets(self, span: range) -> "array[int]":
         return self._target_ids[span.start : span.stop]

@@ -23,6 +23,7 @@ from kernels.cpu.huge_pages import ALIGNMENT, Chunk, allocate_from
 from kernels.formats.registry import FORMATS
 from kernels.formats.weight_format import Weight
 from messages.errors import BootError, errors_as
+from scheduler_proc.computing.backends.backend import SharedWeights
 from scheduler_proc.computing.model.blocks.weights import Weights
 from scheduler_proc.computing.report import Report
 
@@ -50,7 +51,7 @@ class KeptWeight(msgspec.Struct, frozen=True, array_like=True):
     numbers: tuple[int, ...]
 
 
-class WeightMemory:
+class WeightMemory(SharedWeights):
     """The file at `path`, for a scheduler with this `identity`. Raises `BootError` if it cannot be opened."""
 
     def __init__(self, path: Path, identity: bytes):

@@ -6,10 +6,10 @@ from torch.nn import functional
 from scheduler_proc.computing.hf_config import HfConfig
 from scheduler_proc.computing.model.description import NormDescription
 from scheduler_proc.computing.vision.description import ProjectorDescription, TowerDescription
-from scheduler_proc.computing.vision.family import Exact, TowerFamily, TowerParts
+from scheduler_proc.computing.vision.family import Exact, TowerFamily
 from scheduler_proc.computing.vision.mmproj import MMPROJ_NAMES
 from scheduler_proc.computing.vision.siglip import describe_siglip, find_section, text_width, tower_names
-from scheduler_proc.computing.vision.view_tower import Grid, ViewTower
+from scheduler_proc.computing.vision.view_tower import Grid, TowerParts, ViewTower
 
 
 def describe(config: HfConfig) -> TowerDescription:

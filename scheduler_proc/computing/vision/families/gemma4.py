@@ -22,10 +22,10 @@ from scheduler_proc.computing.model.description import (
 from scheduler_proc.computing.model.parameters import Parameter
 from scheduler_proc.computing.vision.axial import AxialTower, axial_theta, places_of
 from scheduler_proc.computing.vision.description import PATCHES, POSITIONS, ProjectorDescription, TowerDescription
-from scheduler_proc.computing.vision.family import Exact, Names, Rotated, TowerFamily, TowerParts
+from scheduler_proc.computing.vision.family import Exact, Names, Rotated, TowerFamily
 from scheduler_proc.computing.vision.mmproj import MMPROJ_NAMES
 from scheduler_proc.computing.vision.siglip import find_section
-from scheduler_proc.computing.vision.view_tower import Grid, shuffle_pixels
+from scheduler_proc.computing.vision.view_tower import Grid, TowerParts, shuffle_pixels
 
 STD_BIAS, STD_SCALE = "std_bias", "std_scale"
 CLIPPED = {

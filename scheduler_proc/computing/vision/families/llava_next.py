@@ -8,7 +8,7 @@ from torch import Tensor
 
 from runtime.images.layout import Layout
 from scheduler_proc.computing.model.blocks.weights import pop_tensor
-from scheduler_proc.computing.vision.family import TowerFamily, TowerParts
+from scheduler_proc.computing.vision.family import TowerFamily
 from scheduler_proc.computing.vision.llava import (
     NEWLINE,
     LlavaTower,
@@ -17,6 +17,7 @@ from scheduler_proc.computing.vision.llava import (
     llava_names,
     with_newlines,
 )
+from scheduler_proc.computing.vision.view_tower import TowerParts
 
 
 class LlavaNextTower(LlavaTower):

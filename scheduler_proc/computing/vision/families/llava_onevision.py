@@ -6,8 +6,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from scheduler_proc.computing.vision.families.llava_next import LlavaNextTower
-from scheduler_proc.computing.vision.family import TowerFamily, TowerParts
+from scheduler_proc.computing.vision.family import TowerFamily
 from scheduler_proc.computing.vision.llava import describe_llava, llava_names
+from scheduler_proc.computing.vision.view_tower import TowerParts
 
 LARGEST = "anyres_max_"
 LEAST_RATIO = 1.1

@@ -13,11 +13,11 @@ from scheduler_proc.computing.model.description import DenseMlpDescription, Norm
 from scheduler_proc.computing.step.rows import StepRows
 from scheduler_proc.computing.vision.axial import places_of
 from scheduler_proc.computing.vision.description import PATCHES, POST_NORM, ProjectorDescription, TowerDescription
-from scheduler_proc.computing.vision.family import Names, TowerFamily, TowerParts
+from scheduler_proc.computing.vision.family import Names, TowerFamily
 from scheduler_proc.computing.vision.mmproj import MMPROJ_NAMES
 from scheduler_proc.computing.vision.qwen import MMPROJ_QWEN, QwenTower, describe_qwen, merged_sizes
 from scheduler_proc.computing.vision.siglip import find_section
-from scheduler_proc.computing.vision.view_tower import Grid
+from scheduler_proc.computing.vision.view_tower import Grid, TowerParts
 from scheduler_proc.computing.vision.vit import whole_rows
 
 

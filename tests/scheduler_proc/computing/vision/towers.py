@@ -15,7 +15,7 @@ from messages.config.images import VisionFacts
 from messages.config.server import Config
 from runtime.images.layout import Layout
 from scheduler_proc.computing.vision.load_tower import load_tower
-from scheduler_proc.computing.vision.tower import Tower
+from scheduler_proc.computing.vision.view_tower import ViewTower
 from tests.checkpoints import make_config
 
 NEAR = 1e-4
@@ -30,7 +30,7 @@ def vision_config(family: str, model_dir: Path, mmproj: Path | str = "", **flags
     return replace(config, facts=replace(config.facts, vision=facts))
 
 
-def load(family: str, model_dir: Path, mmproj: Path | str = "", **flags: Any) -> Tower:
+def load(family: str, model_dir: Path, mmproj: Path | str = "", **flags: Any) -> ViewTower:
     return load_tower(vision_config(family, model_dir, mmproj, **flags), lambda *_: None)
 
 
