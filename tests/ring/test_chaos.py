@@ -14,8 +14,8 @@ from tests.vision_models import make_vision_model
 pytestmark = pytest.mark.ring
 
 SECONDS = 8.0
-BUSY_FLAGS = ("--restart-hold-s", "50", "--stall-s", "30")
-"""A start, and progress, may take longer than the defaults on a busy machine."""
+BUSY_FLAGS = ("--stall-s", "30")
+"""Progress may take longer than by default on a busy machine."""
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from tests.ring.client import TIMEOUT_S, RingClient
-from tests.ring.conftest import HOLD_S, RESTART_FLAGS
+from tests.ring.conftest import RESTART_FLAGS
 from tests.ring.recorded import check, read_calls
 from tests.tiny_llama import VOCAB_SIZE, write_tiny_llama, write_tokenizer
 
@@ -34,7 +34,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ring(tokenizer: Path, start_ring: Any) -> RingClient:
-    return start_ring(tokenizer, *RESTART_FLAGS, "--restart-hold-s", str(HOLD_S), "--served-model-name", "m")
+    return start_ring(tokenizer, *RESTART_FLAGS, "--served-model-name", "m")
 
 
 def post(ring: RingClient, path: str, **fields: Any) -> httpx.Response:

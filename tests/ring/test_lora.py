@@ -10,7 +10,7 @@ import pytest
 
 from tests.lora_adapters import write_adapter
 from tests.ring.client import ADMIN_KEY, OPERATOR, TIMEOUT_S, Generated, RingClient, body, collect
-from tests.ring.conftest import HOLD_S, RESTART_FLAGS, Start
+from tests.ring.conftest import RESTART_FLAGS, Start
 
 pytestmark = pytest.mark.ring
 
@@ -28,7 +28,7 @@ def paths(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> di
 @pytest.fixture(scope="module")
 def ring(tiny_checkpoint: Path, paths: dict[str, str], start_ring: Start) -> RingClient:
     """It has fewer slots than adapters, and begins with one."""
-    flags = ("--frontend-workers", "2", "--admin-key", ADMIN_KEY, "--restart-hold-s", str(HOLD_S))
+    flags = ("--frontend-workers", "2", "--admin-key", ADMIN_KEY)
     lora = ("--lora", f"first={paths['first']}", "--max-loras", "2")
     ring = start_ring(tiny_checkpoint, *RESTART_FLAGS, *flags, *lora)
     for name in NAMES[1:]:

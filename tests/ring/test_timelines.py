@@ -27,7 +27,7 @@ NUM_WAITING = 96
 
 TIMEOUT_S = 60.0
 
-FLAGS = ("--dtype", "float32", "--max-num-seqs", "16", "--restart-hold-s", "60", "--max-model-len", "256")
+FLAGS = ("--dtype", "float32", "--max-num-seqs", "16", "--max-model-len", "256")
 
 FIRST_STAGES = ["tokenizer_queue", "tokenize", "scheduler_inbox", "queue", "prefill", "decode"]
 LAST_STAGES = ["detokenize", "deliver", "send"]

@@ -25,7 +25,7 @@ def test_a_kill_changes_no_token(tmp_path: Path, start_ring: Start) -> None:
     for file in (FOLDER / NAME).iterdir():
         (tmp_path / file.name).symlink_to(file)
     write_tokenizer(tmp_path, 256)
-    ring = start_ring(tmp_path, *RESTART_FLAGS, "--restart-hold-s", "50")
+    ring = start_ring(tmp_path, *RESTART_FLAGS)
     text = (FOLDER / "held_out.txt").read_bytes()
     prompts = [list(text[CONTEXT * index :][:length]) for index, length in enumerate(PROMPT_LENS)]
     requests = [body(prompt, max_tokens=OUTPUT_TOKENS, ignore_eos=True) for prompt in prompts]
