@@ -1,6 +1,6 @@
 """Decisions and vectors of a decoder, as transformers computes them, with the client of `openai`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +71,13 @@ def prompt_of(question: str) -> str:
     return f"system: {SYSTEM}\nuser: Input:\n{INPUT}\n\nQuestion: {question}\nassistant:"
 
 
-def test_decisions_have_the_probabilities_of_labels(ring: RingClient, reference: Reference):
-    client = openai.OpenAI(base_url=f"{ring.url}/v1", api_key="none")
+@pytest.fixture
+def client(ring: RingClient) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{ring.url}/v1", api_key="none") as client:
+        yield client
+
+
+def test_decisions_have_the_probabilities_of_labels(client: openai.OpenAI, reference: Reference):
     model = client.models.list().data[0].id
     choice, number = client.decisions.create(model=model, input=INPUT, questions=QUESTIONS).answers
     assert isinstance(choice, AnswerAnswerResourceChoice)
@@ -113,8 +118,7 @@ def test_labels_that_are_several_tokens_are_refused(ring: RingClient):
     assert "3 tokens of the model, and must have one" in response.json()["error"]["message"]
 
 
-def test_the_client_of_openai_gets_vectors(ring: RingClient, reference: Reference):
-    client = openai.OpenAI(base_url=f"{ring.url}/v1", api_key="none")
+def test_the_client_of_openai_gets_vectors(client: openai.OpenAI, reference: Reference):
     model = client.models.list().data[0].id
     texts = ["One text.", "Another, which is longer than the first one.", "One text."]
     for fields in ({}, {"encoding_format": "float"}):

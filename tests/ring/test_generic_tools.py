@@ -1,6 +1,7 @@
 """Tools with the default model, whose chat template has no place for them: an answer is a text or a valid call."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,9 @@ def ring(start_ring: Any) -> RingClient:
 
 
 @pytest.fixture
-def client(ring: RingClient) -> OpenAI:
-    return OpenAI(base_url=f"{ring.url}/v1", api_key="none", timeout=TIMEOUT_S, max_retries=0)
+def client(ring: RingClient) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{ring.url}/v1", api_key="none", timeout=TIMEOUT_S, max_retries=0) as client:
+        yield client
 
 
 def check_call(name: str, arguments: str) -> None:
@@ -120,14 +122,14 @@ def test_the_other_apis(ring: RingClient, client: OpenAI):
     check_call(item.name, item.arguments)
     from anthropic import Anthropic
 
-    anthropic: Anthropic = Anthropic(base_url=ring.url, api_key="none", timeout=TIMEOUT_S, max_retries=0)
-    message = anthropic.messages.create(
-        model="m",
-        max_tokens=100,
-        messages=[{"role": "user", "content": QUESTIONS[0]}],
-        tools=[{"name": "get_weather", "input_schema": SCHEMA}],
-        tool_choice={"type": "any", "disable_parallel_tool_use": True},
-    )
+    with Anthropic(base_url=ring.url, api_key="none", timeout=TIMEOUT_S, max_retries=0) as anthropic:
+        message = anthropic.messages.create(
+            model="m",
+            max_tokens=100,
+            messages=[{"role": "user", "content": QUESTIONS[0]}],
+            tools=[{"name": "get_weather", "input_schema": SCHEMA}],
+            tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        )
     (block,) = message.content
     assert block.type == "tool_use"
     check_call(block.name, json.dumps(block.input))

@@ -102,8 +102,8 @@ async def test_events_bring_runs_in_order_with_their_logprobs(
 def test_the_openai_api_streams_the_same(drafting: RingClient, plain: RingClient) -> None:
     texts: list[str] = []
     for client in (drafting, plain):
-        api = openai.OpenAI(base_url=f"{client.url}/v1", api_key="none")
-        model = api.models.list().data[0].id
-        stream = api.completions.create(model=model, prompt=PROMPTS[0], max_tokens=48, temperature=0, stream=True)
-        texts.append("".join(chunk.choices[0].text for chunk in stream))
+        with openai.OpenAI(base_url=f"{client.url}/v1", api_key="none") as api:
+            model = api.models.list().data[0].id
+            stream = api.completions.create(model=model, prompt=PROMPTS[0], max_tokens=48, temperature=0, stream=True)
+            texts.append("".join(chunk.choices[0].text for chunk in stream))
     assert texts[0] == texts[1] != ""
