@@ -27,7 +27,8 @@ NEVER_RUN = (
     "- *Latent attention*, fixed launches (`--deterministic`), recurrent states, heads of 512, pages of windows, LoRA, "
     "encoders, and weights of fp8, AWQ and GPTQ. "
     '`make test-gpu ARGS="--only kinds_on_gpu"` compares each with a CPU.\n'
-    '- *Several models on one GPU*. `make test-gpu ARGS="--only models_on_gpu"` compares two that share it with a CPU.\n'
+    '- *Several models on one GPU*. `make test-gpu ARGS="--only models_on_gpu"` compares two that share it with a '
+    "CPU.\n"
     "- *Several GPUs*.\n"
 )
 OWN_FORM = "Triton"
