@@ -24,7 +24,7 @@ pytestmark = pytest.mark.ring
 
 PROMPT = list(range(3, 40))
 LONG = 1900
-"""So many tokens that their scheduler can be stopped meanwhile, each in an event of a stream."""
+"""Number of tokens of a stream that is still running when the test stops its scheduler."""
 
 TABLES = """
 [models.first]

@@ -13,6 +13,7 @@ from messages.control.admin import AdminCommand, Done, Result, ScaleProcess
 from supervisor.client.admin_client import AdminClient
 from supervisor.client.running import choose_server
 from tests.ring.client import Generated, RingClient
+from tests.ring.model_ring import wait_for
 from tests.ring.test_rolling_restart import Load, make_requests, replace
 
 pytestmark = pytest.mark.ring
@@ -49,10 +50,7 @@ def give(ring: RingClient, command: AdminCommand) -> Result:
 
 def wait_for_tokenizers(ring: RingClient, num: int) -> None:
     """The list of processes reaches the frontend a moment after the command is done."""
-    deadline_s = time.monotonic() + COMMAND_TIMEOUT_S
-    while len(tokenizers(ring)) != num:
-        assert time.monotonic() < deadline_s, tokenizers(ring)
-        time.sleep(0.05)
+    wait_for(lambda: len(tokenizers(ring)) == num)
 
 
 def tokenizers(ring: RingClient) -> set[str]:
