@@ -72,10 +72,11 @@ class StallDetector:
         self._run_state_of = run_state_of
         self.open: dict[str, Stall] = {}
         """The current stalls, at most one for each process at fault."""
-        self.forget()
+        self.forget(0)
 
-    def forget(self) -> None:
-        """Starts over: a process is away, or the launcher itself was stopped."""
+    def forget(self, now_ns: int) -> None:
+        """Starts over: a process is away, or the launcher was stopped, perhaps with the whole machine."""
+        self._since_ns = now_ns
         self._steps = defaultdict[str, SteadyValue](SteadyValue)
         self._admitted = defaultdict[str, SteadyValue](SteadyValue)
         """Both by scheduler."""
@@ -90,7 +91,7 @@ class StallDetector:
         found: dict[str, PossibleStall] = {}
         num_open = sum(status.gauges.get("requests", 0) for status in statuses if kind_of(status.name) == FRONTEND)
         if not all(status.is_up or place_of(status.name) != status.name for status in statuses):
-            self.forget()
+            self.forget(now_ns)
         elif num_open:
             for each in self._find(statuses, now_ns):
                 found.setdefault(each.process, each)
@@ -114,7 +115,7 @@ class StallDetector:
     def _find_silence(self, status: ProcessStatus, now_ns: int) -> Iterator[PossibleStall]:
         """A process sends no beat although it is in no step, or it was stopped."""
         limit_ns = max(self._limit_ns, SILENCE_NS)
-        if not status.beat_ns or now_ns - status.beat_ns < limit_ns or not status.is_up:
+        if not status.beat_ns or now_ns - max(status.beat_ns, self._since_ns) < limit_ns or not status.is_up:
             return
         run_state = self._run_state_of(status.pid)
         if run_state == "stopped" or (run_state == "runs" and not status.busy_since_ns):

@@ -24,6 +24,7 @@ class StatusBoard:
         self._statuses = {name: ProcessStatus(name, "starting", phase="not started") for name in names}
         self._hang_timeout_s = hang_timeout_s
         self._progress_ns = dict.fromkeys(names, time.monotonic_ns())
+        self._resumed_ns = 0
         self._stalls: tuple[Stall, ...] = ()
         self._num_stalls: dict[str, int] = {}
         self.scaling: Scaling | None = None
@@ -144,12 +145,16 @@ class StatusBoard:
         self._has_beats, self._has_changed = True, has_changed
         return old == "hung"
 
+    def resume(self, now_ns: int) -> None:
+        """Notes that the launcher was stopped until now: the other processes may have been, too, and are not late."""
+        self._resumed_ns = now_ns
+
     def find_newly_hung(self, now_ns: int) -> list[ProcessStatus]:
         """Marks the processes whose last beat is too old, and returns them."""
         hung = [
             status
             for status in self._statuses.values()
-            if status.is_serving and now_ns - status.beat_ns > self._hang_timeout_s * 1e9
+            if status.is_serving and now_ns - max(status.beat_ns, self._resumed_ns) > self._hang_timeout_s * 1e9
         ]
         for status in hung:
             self._replace(status.name, state="hung")
@@ -166,7 +171,7 @@ class StatusBoard:
     def seconds_without_progress(self, name: str, now_ns: int) -> float:
         """Returns for how long process `name` has been in its present phase, or 0 if it is not starting."""
         is_starting = self._statuses[name].state == "starting"
-        return (now_ns - self._progress_ns[name]) / 1e9 if is_starting else 0.0
+        return (now_ns - max(self._progress_ns[name], self._resumed_ns)) / 1e9 if is_starting else 0.0
 
     def due_in_s(self, now_ns: int) -> float | None:
         """Seconds until the frontends must receive the next table, 0 for now; `None` if nothing is new."""

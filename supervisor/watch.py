@@ -15,7 +15,8 @@ from supervisor.process_files import run_state_of
 from supervisor.stalls import StallDetector
 
 MAX_GAP_S = 3.0
-"""Between two looks. After a longer one the launcher itself was stopped (Ctrl-Z), and every process looks hung."""
+"""Between two looks. After a longer one the launcher was stopped itself, perhaps with the whole machine, and until the
+next beats every process looks hung."""
 
 STALL_LOOK_NS = 1_000_000_000
 """Between two looks for stalls; beats come as often."""
@@ -42,8 +43,9 @@ class Watch:
         is_fresh = now_ns - self._last_look_ns < MAX_GAP_S * 1e9
         self._last_look_ns = now_ns
         if not is_fresh:
-            self._stalls.forget()
-        if self._group.is_stopping or not is_fresh:
+            self._stalls.forget(now_ns)
+            self._group.board.resume(now_ns)
+        if self._group.is_stopping:
             return
         for status in self._group.board.find_newly_hung(now_ns):
             self._deal_with_hang(status, now_ns)

@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import signal
+import time
 import socket
 import subprocess
 import tempfile
@@ -86,6 +87,23 @@ def test_a_stopped_process_is_hung_and_is_replaced():
         without_hung = [state for state in states if state != "hung.killed"]
         assert without_hung[-4:] == ["ready", "restarting", "starting.2", "ready.2"]
         stop(run)
+
+
+def test_no_process_is_killed_after_the_whole_machine_was_stopped():
+    with start(settings={"hang_timeout_s": 4.0}) as run:
+        run.wait_for(SERVING)
+        pids = run.record_pids()
+        for pid in (run.launcher.pid, *pids.values()):
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(4.5)
+        run.launcher.send_signal(signal.SIGCONT)
+        time.sleep(1.5)  # it looks at the others before they beat again
+        for pid in pids.values():
+            os.kill(pid, signal.SIGCONT)
+        time.sleep(1.5)
+        assert run.record_pids() == pids
+        stop(run)
+        assert "hangs" not in run.output
 
 
 def test_a_frontend_that_receives_is_notified_of_itself_and_of_all_others_at_once():

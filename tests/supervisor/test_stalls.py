@@ -307,9 +307,19 @@ def test_after_the_launcher_was_stopped_itself_everything_begins_anew():
     ring.play(2)
     ring.deaf = {SCHEDULER}
     assert ring.play(14) == []
-    ring.detector.forget()
+    ring.detector.forget(nanoseconds(ring.now_s))
     assert ring.play(10) == []
     assert kinds(ring.play(10)) == [("edge", SCHEDULER)]
+
+
+def test_after_the_machine_was_stopped_no_process_is_silent_until_it_has_had_the_time_to_beat():
+    ring = PlayedRing()
+    ring.play(2)
+    ring.now_s += 100
+    ring.detector.forget(nanoseconds(ring.now_s))
+    ring.silent = set(NAMES)
+    assert ring.play(14) == []
+    assert sorted(kinds(ring.play(2))) == sorted(("process", name) for name in NAMES)
 
 
 def test_of_several_schedulers_the_one_whose_streams_wait_is_notified():

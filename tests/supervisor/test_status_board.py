@@ -124,6 +124,16 @@ def test_a_process_without_beats_is_hung_once_and_a_beat_brings_it_back():
     assert not board.beat("a", Beat(LATER + 8 * S))
 
 
+def test_after_the_machine_was_stopped_no_process_is_late():
+    board = make_ready()
+    board.started("b", 11, 2)
+    board.resume(LATER + 100 * S)
+    assert board.find_newly_hung(LATER + 104 * S) == []
+    assert board.seconds_without_progress("b", LATER + 101 * S) == 1.0
+    (hung,) = board.find_newly_hung(LATER + 106 * S)
+    assert hung.name == "a"
+
+
 def test_one_that_hung_and_was_killed_is_shown_as_such_until_its_successor_starts():
     board = make_ready()
     board.find_newly_hung(LATER + 6 * S)
