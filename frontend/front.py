@@ -111,7 +111,8 @@ class Front:
         )
         self._wind_down("leave")
         self._server.leave()
-        self._drain.begin(timeout_s)
+        # A connection that was accepted just before is counted only when its own callback has run.
+        asyncio.get_running_loop().call_soon(self._drain.begin, timeout_s)
 
     def _report_drained(self) -> None:
         num_answering = self._server.num_answering if self._server.is_leaving else 0
