@@ -90,12 +90,12 @@ def test_a_stopped_process_is_hung_and_is_replaced():
 
 
 def test_no_process_is_killed_after_the_whole_machine_was_stopped():
-    with start(settings={"hang_timeout_s": 4.0}) as run:
+    with start(settings={"hang_timeout_s": 6.0}) as run:
         run.wait_for(SERVING)
         pids = run.record_pids()
         for pid in (run.launcher.pid, *pids.values()):
             os.kill(pid, signal.SIGSTOP)
-        time.sleep(4.5)
+        time.sleep(6.5)
         run.launcher.send_signal(signal.SIGCONT)
         time.sleep(1.5)  # it looks at the others before they beat again
         for pid in pids.values():
