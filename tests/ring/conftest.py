@@ -123,7 +123,7 @@ def restarted_ring(tiny_checkpoint: Path) -> Iterator[RingClient]:
 @pytest.fixture(scope="session")
 def twin_ring(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RingClient]:
     """Like `restarted_ring`, with two frontends, batches and faults, which modules must clear."""
-    twins = ("--frontend-workers", "2", "--hang-timeout-s", "5", "--enable-fault-injection")
+    twins = ("--frontend-workers", "2", "--hang-timeout-s", "8", "--enable-fault-injection")
     batches = ("--batch-dir", str(tmp_path_factory.mktemp("batches")), "--max-batch-seqs", "4")
     with starting() as start:
         yield start(tiny_checkpoint, *RESTART_FLAGS, *twins, *batches, "--admin-key", ADMIN_KEY)
