@@ -8,7 +8,7 @@ import pytest
 
 from tests.checkpoints import build_checkpoint
 from tests.ring.client import body
-from tests.ring.test_kept_cache import NUM_STREAMS, OUTPUT_TOKENS, PAGE_TOKENS, PROMPT_TOKENS, disturb
+from tests.ring.test_kept_cache import MAX_TRIES, NUM_STREAMS, OUTPUT_TOKENS, PAGE_TOKENS, PROMPT_TOKENS, disturb
 from tests.tiny_llama import write_tiny_llama
 
 pytestmark = pytest.mark.ring
@@ -27,10 +27,14 @@ def test_only_what_is_in_no_full_page_is_computed_again(variant: str, tmp_path: 
         for index in range(NUM_STREAMS)
     ]
     undisturbed = ring.generate_all(requests)
-    num_continued = disturb(ring, requests, undisturbed, lambda: ring.kill("scheduler"))
-    gauges = ring.gauges("scheduler")
-    assert gauges["resumed_tokens"] >= NUM_STREAMS * (PROMPT_TOKENS + 1)
-    assert gauges["recomputed_tokens"] <= num_continued * (PAGE_TOKENS + 1)
+    for _ in range(MAX_TRIES):
+        num_continued = disturb(ring, requests, undisturbed, lambda: ring.kill("scheduler"))
+        gauges = ring.gauges("scheduler")
+        assert gauges["resumed_tokens"] >= NUM_STREAMS * (PROMPT_TOKENS + 1)
+        if gauges["recomputed_tokens"] <= num_continued * (PAGE_TOKENS + 1):
+            break
+    else:  # it ran more than a page ahead of the tokens that had left it, and had freed what was behind its window
+        raise AssertionError("a busy scheduler was never killed close behind its clients")
     assert gauges.get("window_pages_all", 0) < gauges["pages_all"]
     for request, reply in zip(requests, undisturbed, strict=True):
         turn = body([*request["prompt"], *reply.token_ids, 9, 9], max_tokens=1, seed=request["seed"])
