@@ -5,10 +5,10 @@ import re
 import shlex
 import shutil
 import signal
-import time
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
