@@ -65,17 +65,14 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     kinds = [WHOLE_CONTEXT if index in attending else CONV for index in range(num_layers)]
     kinds = read_kinds(hf_config, kinds, (WHOLE_CONTEXT, CONV))
     attention = llama.describe_attention(hf_config, has_qk_norm=True)
-    model = llama.describe_model(hf_config, [attention] * num_layers, _describe_mlps(hf_config, num_layers))
     conv = ShortConvDescription(
-        size=model.hidden_size,
+        size=hf_config.count("hidden_size"),
         num_taps=hf_config.count("conv_L_cache", 3, most=8, least=2),
         has_bias=hf_config.flag("conv_bias", False),
     )
-    layers = (
-        replace(layer, mixers=(conv,)) if kind == CONV else layer
-        for kind, layer in zip(kinds, model.layers, strict=True)
-    )
-    return replace(model, layers=tuple(layers), has_tied_head=tied)
+    mixers = [conv if kind == CONV else attention for kind in kinds]
+    model = llama.describe_model(hf_config, mixers, _describe_mlps(hf_config, num_layers))
+    return replace(model, has_tied_head=tied)
 
 
 def list_sources(model: ModelDescription) -> list[Source]:
