@@ -41,7 +41,7 @@ def describe_experts(hf_config: HfConfig, num_shared: int) -> ExpertMlpDescripti
         has_correction=True,
         num_groups=hf_config.count("n_group", 1),
         num_chosen_groups=hf_config.count("topk_group", 1),
-        share_scale=hf_config.number("routed_scaling_factor", 1.0),
+        scale=hf_config.number("routed_scaling_factor", 1.0),
         shared=DenseMlpDescription(size=num_shared * size, activation="silu_gated") if num_shared else None,
     )
 

@@ -51,7 +51,7 @@ def _describe_mlps(hf_config: HfConfig, num_layers: int) -> list[MlpDescription]
         is_renormalized=hf_config.flag("norm_topk_prob", True),
         score="sigmoid",
         has_correction=hf_config.flag("use_expert_bias", True),
-        share_scale=hf_config.number("routed_scaling_factor", 1.0),
+        scale=hf_config.number("routed_scaling_factor", 1.0),
     )
     num_dense = min(num_layers, hf_config.count("num_dense_layers", 2, least=0))
     return [*[llama.describe_dense_mlp(hf_config)] * num_dense, *[experts] * (num_layers - num_dense)]
