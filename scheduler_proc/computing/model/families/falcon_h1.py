@@ -29,7 +29,6 @@ class FalconH1Description(ModelDescription):
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config = DEFAULTS.overridden(hf_config)
     for bias in ("attention_bias", "mamba_proj_bias", "projectors_bias", "mlp_bias"):
         hf_config.refuse_flag(bias, "supported are linear layers without biases")
     model = llama.describe(hf_config, max_model_len)
@@ -74,4 +73,4 @@ def list_sources(model: ModelDescription) -> list[Source]:
     return [replace(source, change=model.factors.get(source.name.split(".")[-2])) for source in sources]
 
 
-FAMILY = llama.FAMILY.like("FalconH1ForCausalLM", "falcon_h1", describe, list_sources)
+FAMILY = llama.FAMILY.like("FalconH1ForCausalLM", "falcon_h1", describe, list_sources, defaults=DEFAULTS)

@@ -15,7 +15,6 @@ NAMES = ExpertNames(shared="shared_experts")
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config = DEFAULTS.overridden(hf_config)
     has_bias, has_norm = hf_config.flag("attention_bias", False), hf_config.flag("use_qk_norm", False)
     attention = llama.describe_attention(hf_config, has_qkv_bias=has_bias, has_qk_norm=has_norm)
     return llama.describe_model(hf_config, [attention] * hf_config.num_layers, describe_mlps(hf_config))
@@ -47,4 +46,4 @@ def describe_experts(hf_config: HfConfig, num_shared: int) -> ExpertMlpDescripti
 
 
 list_sources = partial(llama.list_sources, mlp_sources=sources_with(NAMES))
-FAMILY = qwen3_moe.FAMILY.like("Glm4MoeForCausalLM", "glm4_moe", describe, list_sources)
+FAMILY = qwen3_moe.FAMILY.like("Glm4MoeForCausalLM", "glm4_moe", describe, list_sources, defaults=DEFAULTS)

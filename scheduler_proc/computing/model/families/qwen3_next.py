@@ -31,7 +31,6 @@ MTP_NAMES = MtpNames(
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config = DEFAULTS.overridden(hf_config)
     experts = qwen2_moe.describe_experts(hf_config)
     return describe_hybrid(hf_config, qwen3_moe.alternate(hf_config, experts))
 
@@ -136,6 +135,7 @@ FAMILY = llama.FAMILY.like(
     "qwen3_next",
     describe,
     list_sources,
+    DEFAULTS,
     ignored=re.compile(r"lm_head\.weight|mtp\..*"),
     mtp_tensor=MTP_NAMES.join,
 )
