@@ -10,9 +10,6 @@ from torch import Tensor
 
 from kernels.arguments.routing import Routing as Routing
 
-MAX_EXPERTS = 1024
-"""kernels/cpu/source/experts.c repeats it."""
-
 
 @dataclass(frozen=True)
 class Routes:

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+MAX_EXPERTS = 1024
+"""kernels/cpu/source/experts.c repeats it: the C kernels have room for that many scores of a token."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:

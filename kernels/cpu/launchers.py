@@ -18,7 +18,8 @@ from kernels.arguments.packed_blocks import PackedBlocks
 from kernels.arguments.packed_forms import BLOCK, FORMS
 from kernels.arguments.packed_fp8 import PackedFp8
 from kernels.arguments.paged_kv import InPlace, PagedKV
-from kernels.arguments.routes import MAX_EXPERTS, Routes, Routing
+from kernels.arguments.routes import Routes
+from kernels.arguments.routing import MAX_EXPERTS, Routing
 from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.cpu import attention_launchers, latent_launchers, state_launchers
 from kernels.cpu.addresses import address_of, addresses_of

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from kernels.arguments.routing import Routing
+from kernels.arguments.routing import MAX_EXPERTS, Routing
 from messages.errors import BootError
 from scheduler_proc.computing.model.description import (
     BlockDescription,
@@ -14,9 +14,6 @@ from scheduler_proc.computing.model.description import (
     NormDescription,
 )
 from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, Split, divide
-
-MAX_EXPERTS = 1024
-"""The C kernels have room for that many scores of a token."""
 
 
 @dataclass(frozen=True, kw_only=True)
