@@ -121,10 +121,6 @@ def _spell_windowed(decode: Callable[[list[int]], str], missing: frozenset[int],
 
 
 def _from_transformers(loaded: Any, vocab_size: int) -> Vocabulary:
-    backend = getattr(loaded, "backend_tokenizer", None)
-    if isinstance(backend, Tokenizer):
-        return vocabulary_of(backend, vocab_size)
-
     def decode(ids: list[int]) -> str:
         return loaded.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 

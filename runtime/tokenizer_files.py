@@ -34,10 +34,10 @@ def load_tokenizer(
 ) -> T:
     """Returns `from_json(tokenizer)` for the `tokenizers.Tokenizer` of tokenizer.json.
 
-    Without that file, returns `from_transformers(tokenizer)` for the tokenizer that `transformers` loads from the
-    directory. Tokens that only the files next to tokenizer.json name are added, as in `transformers`. With `is_decoder`
-    the tokenizer of tokenizer.json cannot encode, and loads faster. Raises `BootError`, which names the directory, the
-    expected files and the error.
+    Without that file, it is the one in what `transformers` loads from the directory, or if there is none in it, this
+    returns `from_transformers(what was loaded)`. Tokens that only the files next to tokenizer.json name are added, as
+    in `transformers`. With `is_decoder` the tokenizer of tokenizer.json cannot encode, and loads faster. Raises
+    `BootError`, which names the directory, the expected files and the error.
     """
     file = Path(directory) / TOKENIZER_JSON
     try:
@@ -47,9 +47,10 @@ def load_tokenizer(
             raise FileNotFoundError(f"no {TOKENIZER_JSON}, nor any other file of a tokenizer")
         _keep_torch_out()
         transformers = import_transformers()  # takes 60 MB, which tokenizer.json saves
-        return from_transformers(
-            transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-        )
+        load = transformers.AutoTokenizer.from_pretrained
+        loaded = load(directory, local_files_only=True, trust_remote_code=False)
+        backend = getattr(loaded, "backend_tokenizer", None)
+        return from_transformers(loaded) if backend is None else from_json(backend)
     except BootError:
         raise
     except BaseException as error:  # plain `Exception` for most bad files; a panic is not an Exception

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.arguments.block_forms import FORMS, GGUF_FORMS
 from kernels.arguments.block_rows import BlockRows
-from kernels.operations.dequantize_blocks import dequantize_blocks_reference
+from kernels.operations.dequantize_blocks import dequantize_blocks
 from tests.checkpoints import build_checkpoint
 from tests.gguf_files import Stored, Typed, write_gguf
 from tests.kernels.operations.block_forms import random_blocks
@@ -116,7 +116,7 @@ def build_block_model(
         if form in GGUF_FORMS:
             blocks = small_blocks(form, rows.shape[0], rows.shape[1], seed)
             stored[gguf_name] = blocks
-            rows = dequantize_blocks_reference(blocks)
+            rows = dequantize_blocks(blocks)
         num_heads = _num_alternating_heads(hf_model.config, gguf_name)
         if num_heads:  # the order of the rows in the file is the converter's
             rows = rows.unflatten(0, (num_heads, -1, 2)).transpose(1, 2).flatten(0, 2)

@@ -67,10 +67,6 @@ def _from_tokenizer(tokenizer: Tokenizer) -> Encoding:
 
 
 def _from_transformers(loaded: Any) -> Encoding:
-    backend = getattr(loaded, "backend_tokenizer", None)
-    if isinstance(backend, Tokenizer):
-        return _from_tokenizer(backend)
-
     def to_ids(text: str, add_special_tokens: bool) -> list[int]:
         return loaded(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
 

@@ -74,7 +74,7 @@ class ImageForms:
 
 
 def parts_of(content: Any) -> list[dict[str, Any]]:
-    """Returns a content as parts."""
+    """Returns a content as parts: those of a list themselves, where they are parts."""
     if isinstance(content, list):
         return [part if isinstance(part, dict) else {"type": "text", "text": str(part)} for part in content]  # pyright: ignore
     return [{"type": "text", "text": str(content)}] if content else []
@@ -83,22 +83,12 @@ def parts_of(content: Any) -> list[dict[str, Any]]:
 def number_images(chat: ChatPrompt) -> ChatPrompt:
     """Returns the chat with the number of each image in its part."""
     messages = msgspec.json.decode(chat.messages, type=list[Message])
-    index = 0
-    for message in messages:
-        content = message.get("content")
-        for part in content if isinstance(content, list) else ():  # pyright: ignore[reportUnknownVariableType]
-            if isinstance(part, dict) and part.get("type") == "image":  # pyright: ignore[reportUnknownMemberType]
-                part[INDEX] = index
-                index += 1
+    parts = (part for message in messages for part in parts_of(message.get("content")))
+    for index, part in enumerate(part for part in parts if part.get("type") == "image"):
+        part[INDEX] = index
     return msgspec.structs.replace(chat, messages=msgspec.json.encode(messages))
 
 
 def take_numbers(messages: list[Message]) -> list[int]:
     """Removes the numbers of images from their parts and returns them in order."""
-    numbers: list[int] = []
-    for message in messages:
-        content = message.get("content")
-        for part in content if isinstance(content, list) else ():  # pyright: ignore[reportUnknownVariableType]
-            if isinstance(part, dict) and INDEX in part:
-                numbers.append(part.pop(INDEX))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
-    return numbers
+    return [part.pop(INDEX) for message in messages for part in parts_of(message.get("content")) if INDEX in part]

@@ -4,6 +4,7 @@ Shape legend: S slots (pages * page size), G key/value heads, D head dimension, 
 L positions of a row.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -62,10 +63,10 @@ class PagedKV:
         return self.keys.shape[2]
 
     @cached_property
-    def addresses(self) -> tuple[int | None, ...]:
-        """The addresses of K, V and their scales, as the C kernels take them."""
-        parts = (self.keys, self.values, self.key_scales, self.value_scales)
-        return tuple(None if part is None else part.data_ptr() for part in parts)
+    def c_arguments(self) -> Mapping[str, int]:
+        """The addresses of K, V and their scales, and what the C kernels must know of them, by its name there."""
+        addresses = {name: part.data_ptr() for name, part in vars(self).items() if isinstance(part, Tensor)}
+        return {**addresses, "is_float16": self.keys.dtype == torch.float16}
 
     def holds(self, dtype: torch.dtype) -> bool:
         """True if K and V of this dtype can be stored."""

@@ -47,14 +47,10 @@ def _attend(
     if not has_kernel(cache, query_THD.dtype) or cache.head_dim > MAX_HEAD_DIM or queries_a_head > MAX_QUERIES_A_HEAD:
         return NotImplemented
     assert query_THD.stride()[1:] == (cache.head_dim, 1)
-    keys, values, key_scales, value_scales = cache.addresses
     arguments = kernel.arguments(
         query=query_THD.data_ptr(),
         query_stride=query_THD.stride(0),
-        keys=keys,
-        values=values,
-        key_scales=key_scales,
-        value_scales=value_scales,
+        **cache.c_arguments,
         page_tables=page_tables_RP.data_ptr(),
         table_stride=page_tables_RP.stride(0),
         out=address_of(out_THD),
@@ -67,7 +63,6 @@ def _attend(
         window=options.window or ALL_KEYS,
         softcap=options.softcap or 0.0,
         sinks=address_of(options.sinks),
-        is_float16=cache.keys.dtype == torch.float16,
         **lens,
     )
     return kernel.run(arguments)

@@ -111,7 +111,7 @@ def build(
 ) -> None:
     """Builds the library at `target`, which appears in one atomic move. Raises `BuildError`, also after `timeout_s`.
 
-    `tell` is called with the fraction of the compilation that is done, up to 1.
+    `report_progress` is called with the fraction of the compilation that is done, up to 1.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.cpu.arguments import MAX_WORDS, Arguments
-from kernels.cpu.library import INTEGER, Kernel, Run, find_replays, observed_kernels
+from kernels.cpu.library import INTEGER, Kernel, Run, find_library, observed_kernels
 
 NEW_MEMORY = {"empty", "empty_like", "new_empty", "empty_strided"}
 VIEWS = {
@@ -49,7 +49,7 @@ class CapturedCalls:
         self.array = as_array(calls)
         """The calls; their arguments may be changed between replays."""
         self._allocated = allocated
-        self._replays = find_replays()
+        self._library = find_library()
         self._has_begun = False
 
     def begin(self) -> bool:
@@ -57,18 +57,18 @@ class CapturedCalls:
 
         Returns False if there are no other threads or calls are timed; then `replay` makes all calls.
         """
-        self._has_begun = not _notes and bool(self._replays.begin(self.array, len(self.array)))
+        self._has_begun = not _notes and bool(self._library.sluice_begin_replay(self.array, len(self.array)))
         return self._has_begun
 
     def replay(self) -> None:
         """Makes the calls that have not been made since `begin`, in order. Raises `MemoryError`."""
         if self._has_begun:
             self._has_begun = False
-            self._check(self._replays.end())
+            self._check(self._library.sluice_end_replay())
             return
         ended_ns = (INTEGER * len(self.array))() if _notes else None
         began_ns = time.monotonic_ns()
-        failed = self._replays.run(self.array, len(self.array), ended_ns)
+        failed = self._library.sluice_replay(self.array, len(self.array), ended_ns)
         if ended_ns is not None:
             self._record(began_ns, ended_ns)
         self._check(failed)
@@ -85,7 +85,7 @@ class CapturedCalls:
 
 
 class CaptureMode(TorchDispatchMode):
-    """Records the calls of a computation."""
+    """Records what a computation does besides calls of C kernels."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -93,17 +93,9 @@ class CaptureMode(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[Call] = []
         self.allocated: list[Tensor] = []
         self.other: str | None = None
         """The first operation that computes and cannot be captured."""
-
-    def observe(self, kernel: Kernel) -> Run:
-        def run(arguments: Arguments) -> None:
-            self.calls.append((kernel, arguments))
-            kernel.run(arguments)
-
-        return run
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -121,11 +113,27 @@ def capture_calls(compute: Callable[[], Result]) -> tuple[Result, CapturedCalls 
     If anything other than C kernels computes, it returns no calls but the name of that operation.
     """
     mode = CaptureMode()
-    with observed_kernels(mode.observe), mode:
+    with recorded_calls() as calls, mode:
         result = compute()
     if mode.other is not None:
         return result, None, mode.other
-    return result, CapturedCalls(mode.calls, mode.allocated), None
+    return result, CapturedCalls(calls, mode.allocated), None
+
+
+@contextmanager
+def recorded_calls() -> Iterator[list[Call]]:
+    """Yields the list that each call of a C kernel inside the block is added to."""
+    calls: list[Call] = []
+
+    def observe(kernel: Kernel) -> Run:
+        def run(arguments: Arguments) -> None:
+            calls.append((kernel, arguments))
+            kernel.run(arguments)
+
+        return run
+
+    with observed_kernels(observe):
+        yield calls
 
 
 @contextmanager

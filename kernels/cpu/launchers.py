@@ -18,7 +18,8 @@ from kernels.arguments.packed_blocks import PackedBlocks
 from kernels.arguments.packed_forms import BLOCK, FORMS
 from kernels.arguments.packed_fp8 import PackedFp8
 from kernels.arguments.paged_kv import InPlace, PagedKV
-from kernels.arguments.routes import MAX_EXPERTS, Routes, Routing
+from kernels.arguments.routes import Routes
+from kernels.arguments.routing import MAX_EXPERTS, Routing
 from kernels.arguments.rows import HeadNorms, RopeTables
 from kernels.cpu import attention_launchers, latent_launchers, state_launchers
 from kernels.cpu.addresses import address_of, addresses_of
@@ -134,7 +135,6 @@ def rotate_store(
         return NotImplemented
     num_kv_heads = 0 if cache is None else cache.num_heads
     num_heads = heads_TAD.shape[1] - 2 * num_kv_heads
-    keys, values, key_scales, value_scales = [None] * 4 if stored is None else stored.addresses
     cos_MX, sin_MX, query_row = tables or (None, None, 0)
     query_weight, key_weight, value_weight = [None] * 3 if norms is None else addresses_of(*norms.weights)
     arguments = kernel.arguments(
@@ -143,10 +143,7 @@ def rotate_store(
         sines=address_of(sin_MX),
         positions=address_of(positions_T),
         slots=address_of(slots_T),
-        keys=keys,
-        values=values,
-        key_scales=key_scales,
-        value_scales=value_scales,
+        **({} if stored is None else stored.c_arguments),
         query_weight=query_weight,
         key_weight=key_weight,
         value_weight=value_weight,
@@ -156,7 +153,6 @@ def rotate_store(
         head_dim=heads_TAD.shape[2],
         half=0 if cos_MX is None else cos_MX.shape[1],
         query_row=query_row,
-        is_float16=stored is not None and stored.keys.dtype == torch.float16,
         eps=0.0 if norms is None else norms.eps,
     )
     kernel.run(arguments)

@@ -51,20 +51,11 @@ class Kernel:
     address: int
 
 
-@dataclass(frozen=True)
-class Replays:
-    """The functions that make captured calls (source/crew.c): at once, or while the caller does something else."""
-
-    run: Callable[..., int]
-    begin: Callable[..., int]
-    end: Callable[[], int]
-
-
 _kernels: dict[tuple[str, torch.dtype], Kernel] = {}
 """By operation and dtype. While they are observed, the observers run them."""
 
-_replays: list[Replays] = []
-"""The functions of the library in use, if any."""
+_libraries: list[ctypes.CDLL] = []
+"""The library in use, if any."""
 
 
 def find_kernel(name: str, dtype: torch.dtype) -> Kernel | None:
@@ -138,14 +129,14 @@ def use_library(path: Path, requested: str = "") -> str:
     library.sluice_replay.argtypes = [POINTER, INTEGER, POINTER]
     library.sluice_begin_replay.argtypes = [POINTER, INTEGER]
     library.sluice_replay.restype = library.sluice_end_replay.restype = INTEGER
-    _replays.append(Replays(library.sluice_replay, library.sluice_begin_replay, library.sluice_end_replay))
+    _libraries.append(library)
     return isa
 
 
 def unload_kernels() -> None:
     """Makes operations use their references."""
     _kernels.clear()
-    _replays.clear()
+    _libraries.clear()
 
 
 @contextmanager
@@ -159,9 +150,9 @@ def observed_kernels(observe: Callable[[Kernel], Run]) -> Iterator[None]:
         _kernels.update(before)
 
 
-def find_replays() -> Replays:
-    """Returns the functions that make captured calls; kernels must be loaded."""
-    return _replays[0]
+def find_library() -> ctypes.CDLL:
+    """Returns the library in use, whose functions make captured calls (source/crew.c); kernels must be loaded."""
+    return _libraries[0]
 
 
 def find_parallel_region() -> tuple[int | None, int | None] | None:

@@ -5,8 +5,7 @@ derived from them and replayed from C.
 """
 
 import ctypes
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -14,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.cpu.arguments import Arguments
-from kernels.cpu.capture import Call, CapturedCall, CapturedCalls, CaptureMode, as_array
-from kernels.cpu.library import Kernel, Run, observed_kernels
+from kernels.cpu.capture import Call, CapturedCall, CapturedCalls, CaptureMode, as_array, recorded_calls
 
 Compute = Callable[[int], None]
 """Computes one part. Memory that it makes is not kept for a replay, so a part that makes some is not replayed."""
@@ -69,7 +67,7 @@ class Repeats:
 
     def compute(self, compute: Compute, parts: Sequence[int]) -> None:
         """Computes all parts. Raises what `compute` raises, and `MemoryError`."""
-        with _recorded_calls() as first:
+        with recorded_calls() as first:
             compute(parts[0])
         key = parts[0], parts[-1], _names(first)
         if key not in self.known:
@@ -82,7 +80,7 @@ class Repeats:
             elif program is None or step not in program.names:
                 compute(step)
             else:
-                with _recorded_calls() as calls:
+                with recorded_calls() as calls:
                     compute(step)
                 if _names(calls) != program.names[step]:  # these parts cannot be derived from what was learned
                     for part in parts[parts.index(step) + 1 :]:
@@ -121,28 +119,13 @@ class Repeats:
 def _observe(compute: Compute, part: int) -> Calls | None:
     """Computes the part; returns its calls, None if it does more than call kernels."""
     mode = CaptureMode()
-    with observed_kernels(mode.observe), mode:
+    with recorded_calls() as calls, mode:
         compute(part)
-    return None if mode.other is not None or mode.allocated else mode.calls
+    return None if mode.other is not None or mode.allocated else calls
 
 
 def _names(calls: Calls) -> Names:
     return tuple(kernel.name for kernel, _ in calls)
-
-
-@contextmanager
-def _recorded_calls() -> Iterator[list[Call]]:
-    calls: list[Call] = []
-
-    def observe(kernel: Kernel) -> Run:
-        def run(arguments: Arguments) -> None:
-            calls.append((kernel, arguments))
-            kernel.run(arguments)
-
-        return run
-
-    with observed_kernels(observe):
-        yield calls
 
 
 def _is_like(part: Calls | None, other: Calls | None) -> bool:

@@ -29,7 +29,14 @@ class Scales(NamedTuple):
 
 def dequantize_blocks(rows: BlockRows) -> Tensor:
     """Returns the values, float32 [O, I]."""
-    return dequantize_blocks_reference(rows)
+    blocks_NB, form = _blocks_of(rows), FORMS[rows.form]
+    scale_NG, minimum_NG, scale_factors_NG, minimum_factors_NG = read_scales(blocks_NB, form)
+    scale_NG = _times(scale_NG, scale_factors_NG)
+    codes_NV = _read_integers(blocks_NB, form.codes, form.num_values)
+    values_NGV = scale_NG[:, :, None] * codes_NV.unflatten(1, (scale_NG.shape[1], -1))
+    if minimum_NG is not None:
+        values_NGV -= _times(minimum_NG, minimum_factors_NG)[:, :, None]
+    return values_NGV.view(rows.shape)
 
 
 def has_finite_scales(rows: BlockRows) -> bool:
@@ -39,17 +46,6 @@ def has_finite_scales(rows: BlockRows) -> bool:
         bool(read_numbers(blocks_NB[:, begin : begin + 2], NumberFormat.F16).isfinite().all())
         for begin in FORMS[rows.form].halves
     )
-
-
-def dequantize_blocks_reference(rows: BlockRows) -> Tensor:
-    blocks_NB, form = _blocks_of(rows), FORMS[rows.form]
-    scale_NG, minimum_NG, scale_factors_NG, minimum_factors_NG = read_scales(blocks_NB, form)
-    scale_NG = _times(scale_NG, scale_factors_NG)
-    codes_NV = _read_integers(blocks_NB, form.codes, form.num_values)
-    values_NGV = scale_NG[:, :, None] * codes_NV.unflatten(1, (scale_NG.shape[1], -1))
-    if minimum_NG is not None:
-        values_NGV -= _times(minimum_NG, minimum_factors_NG)[:, :, None]
-    return values_NGV.view(rows.shape)
 
 
 def split_blocks(rows: BlockRows) -> tuple[Tensor, Scales]:

@@ -45,9 +45,11 @@ class ModelFields:
     def num_layers(self) -> int:
         return self.count("block_count", most=MAX_LAYERS)
 
-    def num_nextn(self, num_layers: int) -> int:
-        """Returns how many of the file's layers predict further tokens, after those of the model."""
-        return self.whole("nextn_predict_layers", most=num_layers - 1)
+    def layers(self) -> dict[str, int]:
+        """Returns how many layers the model has, and how many after them in the file predict further tokens."""
+        num_layers = self.num_layers()
+        num_nextn = self.whole("nextn_predict_layers", most=num_layers - 1)
+        return {"num_hidden_layers": num_layers - num_nextn, "num_nextn_predict_layers": num_nextn}
 
     def whole(self, key: str, most: int = MAX_COUNT) -> int:
         """Returns an integer from 0 on; 0 for a file without the key."""

@@ -48,14 +48,10 @@ def granite_moe_config(fields: ModelFields) -> dict[str, Any]:
 
 
 def glm4_moe_config(fields: ModelFields) -> dict[str, Any]:
-    """The file may have layers that predict further tokens, after those of the model."""
     fields.require("expert_gating_func", SIGMOID)
-    config = llama_config(fields, rotates_parts=True)
-    num_nextn = fields.num_nextn(config["num_hidden_layers"])
     return {
-        **config,
-        "num_hidden_layers": config["num_hidden_layers"] - num_nextn,
-        "num_nextn_predict_layers": num_nextn,
+        **llama_config(fields, rotates_parts=True),
+        **fields.layers(),
         **routed_experts(fields),
         "use_qk_norm": fields.has("blk.0.attn_q_norm.weight"),
     }

@@ -18,8 +18,7 @@ NUM_INDEXED = "attention.indexer.top_k"
 
 
 def latent_config(fields: ModelFields) -> dict[str, Any]:
-    num_layers, rotated = fields.num_layers(), fields.count("rope.dimension_count")
-    num_nextn = fields.num_nextn(num_layers)
+    rotated = fields.count("rope.dimension_count")
     lengths = ("attention.key_length", "attention.value_length")
     if fields.has_key(f"{lengths[0]}_mla"):  # those without are of the latent
         lengths = tuple(f"{length}_mla" for length in lengths)
@@ -28,13 +27,12 @@ def latent_config(fields: ModelFields) -> dict[str, Any]:
     return {
         "hidden_size": hidden_size,
         "intermediate_size": fields.count(next(filter(fields.has_key, MLP_SIZE), MLP_SIZE[0])),
-        "num_hidden_layers": num_layers - num_nextn,
+        **{name: number for name, number in fields.layers().items() if number},
         "num_attention_heads": num_heads,
         "max_position_embeddings": fields.count("context_length"),
         "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
         "rope_parameters": rope_parameters(fields, rotated),
         "hidden_act": "silu",
-        **({"num_nextn_predict_layers": num_nextn} if num_nextn else {}),
         "q_lora_rank": fields.whole("attention.q_lora_rank") or None,
         "kv_lora_rank": fields.count("attention.kv_lora_rank"),
         "qk_rope_head_dim": rotated,

@@ -38,18 +38,14 @@ def _experts(fields: ModelFields) -> dict[str, Any]:
 
 
 def _hybrid_config(fields: ModelFields) -> dict[str, Any]:
-    """The file may have layers that predict further tokens, after those of the model."""
-    config = llama_config(fields, rotates_parts=True)
-    num_all = config["num_hidden_layers"]
-    num_nextn = fields.num_nextn(num_all)
-    flags = fields.flags("attention.recurrent_layers", num_all, fields.count("full_attention_interval", PERIOD))
+    layers, period = fields.layers(), fields.count("full_attention_interval", PERIOD)
+    flags = fields.flags("attention.recurrent_layers", fields.num_layers(), period)
     kinds = ["linear_attention" if is_recurrent else "full_attention" for is_recurrent in flags]
     return {
-        **config,
+        **llama_config(fields, rotates_parts=True),
         **_state_sizes(fields, DELTA_NAMES),
-        "num_hidden_layers": num_all - num_nextn,
-        "num_nextn_predict_layers": num_nextn,
-        "layer_types": kinds[: num_all - num_nextn],
+        **layers,
+        "layer_types": kinds[: layers["num_hidden_layers"]],
     }
 
 
@@ -108,10 +104,8 @@ def granite_hybrid_config(fields: ModelFields) -> dict[str, Any]:
 
 
 def nemotron_h_config(fields: ModelFields) -> dict[str, Any]:
-    """The file may have layers that predict further tokens, after those of the model."""
-    config = llama_config(fields, rotates_parts=True)
+    config, layers = llama_config(fields, rotates_parts=True), fields.layers()
     num_layers = config["num_hidden_layers"]
-    num_nextn = fields.num_nextn(num_layers)
     sizes = zip(_kv_heads(fields), fields.counts("feed_forward_length", num_layers, least=0), strict=True)
     mlp = "moe" if fields.number("expert_count", 0.0) else "mlp"
     kinds = ["full_attention" if heads else mlp if size else "linear_attention" for heads, size in sizes]
@@ -119,9 +113,8 @@ def nemotron_h_config(fields: ModelFields) -> dict[str, Any]:
         **config,
         **_state_sizes(fields, NEMOTRON_H_NAMES),
         **({} if mlp == "mlp" else _nemotron_experts(fields)),
-        "num_hidden_layers": num_layers - num_nextn,
-        "num_nextn_predict_layers": num_nextn,
-        "layers_block_type": kinds[: num_layers - num_nextn],
+        **layers,
+        "layers_block_type": kinds[: layers["num_hidden_layers"]],
         "layer_norm_epsilon": config["rms_norm_eps"],
         "use_conv_bias": any(fields.has(f"blk.{index}.ssm_conv1d.bias") for index in range(num_layers)),
     }

@@ -1,7 +1,7 @@
 """Runs planned steps on any device: launches a step, and returns its result on request."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -64,9 +64,10 @@ class PublishedStep:
         return self._launch().result()
 
 
-@dataclass(frozen=True)
-class RunnerParts:
-    """What belongs to a runner besides the steps.
+@dataclass(eq=False)
+class Runner:
+    """Launches steps in order. The result of a step is a function of its `Batch`, the KV cache, and the tokens of the
+    previous step that the batch refers to.
 
     `degraded` reports to operators what is missing or slower than it should be; `placement` has the device and the
     formats. `publish` makes the other ranks run a step: with several stages as it is launched, else as it is about to
@@ -74,8 +75,13 @@ class RunnerParts:
     recurrent states, if layers have any.
     """
 
+    _decoder: Decoder
+    _device: Device
+    forward_passes: ForwardPasses
+    _limits: StepLimits
+    num_pages: int
     degraded: str = ""
-    placement: Mapping[str, str] = field(default_factory=dict)
+    placement: dict[str, str] = field(default_factory=dict)
     page_memory: KVMemory | None = None
     page_store: TieredPages | None = None
     draft_runner: "Runner | None" = None
@@ -83,36 +89,13 @@ class RunnerParts:
     windows: tuple[int, int] | None = None
     states: StatePool | None = None
 
-
-NO_PARTS = RunnerParts()
-
-
-@dataclass(eq=False)
-class Runner:
-    """Launches steps in order. The result of a step is a function of its `Batch`, the KV cache, and the tokens of the
-    previous step that the batch refers to."""
-
-    _decoder: Decoder
-    _device: Device
-    forward_passes: ForwardPasses
-    _limits: StepLimits
-    num_pages: int
-    _parts: RunnerParts = NO_PARTS
-
     def __post_init__(self):
-        decoder, parts = self._decoder, self._parts
+        decoder = self._decoder
         self.max_num_batched_tokens = self._limits.max_num_batched_tokens
         self.can_overlap = self.forward_passes.last_tokens is not None
         self.can_plan_ahead = self.forward_passes.can_plan_ahead
         self.next_tokens = b""
         """The tokens of the step whose result was requested last."""
-        self.degraded = parts.degraded
-        self.placement = dict(parts.placement)
-        self.page_memory = parts.page_memory
-        self.page_store = parts.page_store
-        self.draft_runner = parts.draft_runner
-        self.windows = parts.windows
-        self.states = parts.states
         self.adapters = decoder.adapters
         """What the model has for LoRA adapters; `None`: its rows have none."""
         self.span_rows = decoder.span_rows
@@ -120,12 +103,7 @@ class Runner:
         place = decoder.pipeline.place
         self._is_last, self.num_stages = place.is_last, place.num_stages
         """The stages that compute a step one after another; as many steps are computed at a time."""
-        self._publish = parts.publish
         self._vocab_size = decoder.model.vocab_size
-
-    def with_parts(self, parts: RunnerParts) -> "Runner":
-        """Returns a runner with the same forward passes, whose captures it keeps, and these parts."""
-        return replace(self, _parts=parts)
 
     def memory_gauges(self) -> dict[str, float]:
         """Returns the bytes of weights and KV cache, and the times of this stage if there are several.
@@ -147,9 +125,9 @@ class Runner:
         Without `can_overlap` its result must be requested before the next launch, which may overwrite it. With several
         stages results may be requested later, in the order of launches.
         """
-        if self.num_stages == 1 or self._publish is None:
+        if self.num_stages == 1 or self.publish is None:
             return self._launch(batch)
-        self._publish(batch)
+        self.publish(batch)
         return PublishedStep(partial(self._launch, batch))
 
     def _launch(self, batch: Batch) -> LaunchedStep:
@@ -178,8 +156,8 @@ class Runner:
 
     def _compute(self, batch: Batch, forward: Forward, sampling: SamplingPlan) -> Result:
         try:
-            if self._publish is not None and self.num_stages == 1:
-                self._publish(batch)
+            if self.publish is not None and self.num_stages == 1:
+                self.publish(batch)
             forwarded = forward()
             if not self._is_last:
                 return NO_TOKENS

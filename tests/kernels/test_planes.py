@@ -10,7 +10,7 @@ from kernels.arguments.block_rows import BlockRows, Segment
 from kernels.formats import planes
 from kernels.formats.planes import PlanesFormat, PlanesWeight, has_planes
 from kernels.formats.registry import find_block_format
-from kernels.operations.dequantize_blocks import dequantize_blocks_reference
+from kernels.operations.dequantize_blocks import dequantize_blocks
 from kernels.operations.gelu import GeluKind
 from tests.kernels.each_case import each_case
 from tests.kernels.gpu.plausible_blocks import plausible_rows
@@ -28,7 +28,7 @@ def make_weight(dtype: torch.dtype = torch.float32) -> tuple[PlanesWeight, Tenso
         for part in (slice(0, 3), slice(3, None)):
             weight.set_rows(first_row + (part.start or 0), rows.part(part, slice(None)))
         first_row += len(rows)
-    return weight.finish(), torch.cat([dequantize_blocks_reference(rows) for rows in pieces])
+    return weight.finish(), torch.cat([dequantize_blocks(rows) for rows in pieces])
 
 
 @each_case("activation", [None, "tanh", "exact"])
@@ -58,7 +58,7 @@ def test_an_embedding_has_the_dtype_of_activations() -> None:
     weight = PlanesFormat((Segment("Q8_0", 9),)).allocate((9, 64), torch.bfloat16, CPU)
     weight.set_rows(0, rows)
     found = weight.look_up(torch.tensor([8, 0, 8], dtype=torch.int32))
-    assert torch.equal(found, dequantize_blocks_reference(rows)[[8, 0, 8]].bfloat16())
+    assert torch.equal(found, dequantize_blocks(rows)[[8, 0, 8]].bfloat16())
 
 
 def test_rows_that_fill_a_part_are_zero() -> None:

@@ -43,10 +43,7 @@ static void NAME(silu_mul_token)(const void *data, int64_t token) {
   }
 #else
   SIMD for (int64_t i = 0; i < size; i++) {
-    float x = WIDEN(gate[i]);
-    float power = -LOG2_E * x;
-    power = power > 126.0f ? 126.0f : power;
-    float activated = x / (1.0f + power_of_2(power));
+    const float x = WIDEN(gate[i]), activated = times_sigmoid(x, -LOG2_E * x);
     out[i] = NARROW(WIDEN(NARROW(activated)) * WIDEN(up[i]));
   }
 #endif
@@ -72,9 +69,7 @@ static void NAME(swiglu_token)(const void *data, int64_t token) {
     x = x > limit ? limit : x; /* NaN stays NaN */
     y = y > limit ? limit : y;
     y = y < -limit ? -limit : y;
-    float power = rate * x;
-    power = power > 126.0f ? 126.0f : power;
-    out[i] = NARROW((y + 1.0f) * (x / (1.0f + power_of_2(power))));
+    out[i] = NARROW((y + 1.0f) * times_sigmoid(x, rate * x));
   }
 }
 

@@ -136,8 +136,7 @@ static void NAME(load_tile)(const NAME(gated_delta_arguments) *of, int64_t head,
     float *values = tile->values + i * tile->num_columns;
     SIMD for (int64_t v = 0; v < tile->num_columns; v++) values[v] = WIDEN(value[v]);
     const element *gates = of->gates + (token + i) * of->gates_stride + head;
-    const float power = -LOG2_E * WIDEN(gates[0]);
-    tile->betas[i] = 1.0f / (1.0f + power_of_2(power > 126.0f ? 126.0f : power));
+    tile->betas[i] = times_sigmoid(1.0f, -LOG2_E * WIDEN(gates[0]));
     tile->decays[i] = power_of_2(LOG2_E * of->rates[head] * softplus(WIDEN(gates[of->num_heads]) + of->biases[head]));
   }
   tile->num_tokens = num_tokens;

@@ -2,8 +2,8 @@
 
 /* Writes `factor` times the sigmoid of the gate for each value, times the gate itself with `is_silu`. */
 INLINE float NAME(opened)(element gate, const int is_silu) {
-  const float x = WIDEN(gate), power = -LOG2_E * x;
-  return (is_silu ? x : 1.0f) / (1.0f + power_of_2(power > 126.0f ? 126.0f : power));
+  const float x = WIDEN(gate);
+  return times_sigmoid(is_silu ? x : 1.0f, -LOG2_E * x);
 }
 
 static void NAME(sigmoid_gate_token)(const void *data, int64_t token) {

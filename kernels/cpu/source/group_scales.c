@@ -97,16 +97,6 @@ INLINE block_factor block_round(const float *values, uint32_t magnitude, int8_t 
 }
 #endif
 
-/* Returns the bits of the largest magnitude. */
-INLINE uint32_t NAME(block_largest)(const element *x, const int64_t count) {
-  uint32_t largest = 0;
-  _Pragma("omp simd reduction(max : largest)") for (int64_t i = 0; i < count; i++) {
-    const uint32_t magnitude = bits_of(WIDEN(x[i])) & 0x7fffffffu;
-    largest = magnitude > largest ? magnitude : largest;
-  }
-  return largest;
-}
-
 /* Makes a row's codes; the row is one of `rows` of a tile. */
 INLINE void NAME(block_code_row)(const block_call *call, const element *x, int8_t *codes, block_factor *factors, int64_t rows) {
   for (int64_t group = 0; group < call->num_groups; group++) {
@@ -114,7 +104,7 @@ INLINE void NAME(block_code_row)(const block_call *call, const element *x, int8_
     float values[BLOCK_SIZE] __attribute__((aligned(64)));
     int8_t together[BLOCK_SIZE];
     const uint32_t largest =
-        left >= BLOCK_SIZE ? NAME(block_largest)(x + begin, BLOCK_SIZE) : NAME(block_largest)(x + begin, left);
+        left >= BLOCK_SIZE ? NAME(largest_magnitude)(x + begin, BLOCK_SIZE) : NAME(largest_magnitude)(x + begin, left);
     NAME(quant_values)(x + begin, left, values, BLOCK_SIZE);
     factors[group * rows] = block_round(values, largest, together);
     quant_lay(together, codes + begin * rows, 4 * rows, BLOCK_SIZE);

@@ -276,10 +276,7 @@ static void NAME(join_heads_token)(const void *data, int64_t token) {
            sizeof(element) * (size_t)of->size);
 }
 
-PUBLIC int NAME(join_heads)(const NAME(join_heads_arguments) *of) {
-  run_items(of->num_tokens, of->num_tokens * of->num_heads * of->size, NAME(join_heads_token), of);
-  return 0;
-}
+ITEM_OPERATION(join_heads, join_heads_arguments, of->num_tokens, of->num_tokens * of->num_heads * of->size, join_heads_token)
 
 #undef STEP
 #undef ON_TILES

@@ -87,6 +87,9 @@ INLINE float power_of_2(float x) {
   return x < -126.0f ? 0.0f : scaled;
 }
 
+/* x / (1 + 2^power), which is x times the sigmoid of -power * ln 2. */
+INLINE float times_sigmoid(float x, float power) { return x / (1.0f + power_of_2(power > 126.0f ? 126.0f : power)); }
+
 /* The natural logarithm of a positive normal number. Cephes' polynomial, relative error about 1e-7. */
 INLINE float logarithm(float x) {
   const uint32_t bits = bits_of(x) - 0x3f3504f3u; /* sqrt(1/2): the mantissa lies around 1 */
@@ -181,9 +184,7 @@ INLINE float tanh_of(float x) {
 
 INLINE float gelu_tanh(float x) {
   /* (1 + tanh u) / 2 = 1 / (1 + e^-2u), u = sqrt(2 / pi) * (x + 0.044715 x^3) */
-  float power = -2.0f * 0.79788456080286536f * LOG2_E * (x + 0.044715f * x * x * x);
-  power = power > 126.0f ? 126.0f : power;
-  return x / (1.0f + power_of_2(power));
+  return times_sigmoid(x, -2.0f * 0.79788456080286536f * LOG2_E * (x + 0.044715f * x * x * x));
 }
 
 /* The GELU that follows a linear layer or gates another one. */

@@ -42,10 +42,8 @@ static void NAME(pack_outputs)(const void *data, int64_t item) {
   }
 }
 
-PUBLIC int NAME(pack_linear)(const NAME(pack_linear_arguments) *of) {
-  const int64_t num_blocks = (of->first + of->outputs + PACK_BLOCK - 1) / PACK_BLOCK - of->first / PACK_BLOCK;
-  run_items(num_blocks, of->outputs * of->inputs, NAME(pack_outputs), of);
-  return 0;
-}
+ITEM_OPERATION(pack_linear, pack_linear_arguments,
+               (of->first + of->outputs + PACK_BLOCK - 1) / PACK_BLOCK - of->first / PACK_BLOCK,
+               of->outputs * of->inputs, pack_outputs)
 #undef PACK_STEP
 #endif

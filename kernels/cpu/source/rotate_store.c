@@ -64,14 +64,19 @@ INLINE void NAME(rotate_heads)(element *in, element *out, const element *weight,
 }
 #endif
 
-/* Writes a head as codes from -127 to 127; returns their scale, which is not finite if an element is not. */
-INLINE uint16_t NAME(quantize_head)(const element *in, int8_t *codes, int64_t head_dim) {
-  uint32_t largest = 0; /* as bits: NaN is larger than any number */
-  _Pragma("omp simd reduction(max : largest)") for (int64_t i = 0; i < head_dim; i++) {
-    const uint32_t magnitude = bits_of(WIDEN(in[i])) & 0x7fffffffu;
+/* Returns the bits of the largest magnitude; NaN is larger than any number. */
+INLINE uint32_t NAME(largest_magnitude)(const element *x, const int64_t count) {
+  uint32_t largest = 0;
+  _Pragma("omp simd reduction(max : largest)") for (int64_t i = 0; i < count; i++) {
+    const uint32_t magnitude = bits_of(WIDEN(x[i])) & 0x7fffffffu;
     largest = magnitude > largest ? magnitude : largest;
   }
-  const uint16_t scale = narrow_bfloat16(float_of(largest) / 127.0f);
+  return largest;
+}
+
+/* Writes a head as codes from -127 to 127; returns their scale, which is not finite if an element is not. */
+INLINE uint16_t NAME(quantize_head)(const element *in, int8_t *codes, int64_t head_dim) {
+  const uint16_t scale = narrow_bfloat16(float_of(NAME(largest_magnitude)(in, head_dim)) / 127.0f);
   const float to_integer = 12582912.0f, unit = widen_bfloat16(scale), divisor = unit > 0.0f ? unit : 1.0f;
   SIMD for (int64_t i = 0; i < head_dim; i++) {
     float code = WIDEN(in[i]) / divisor;
@@ -129,8 +134,5 @@ static void NAME(rotate_store_token)(const void *data, int64_t token) {
 }
 
 /* With no key/value heads only queries are turned. Without `keys` the key and value heads stay in `heads`, as queries do. */
-PUBLIC int NAME(rotate_store)(const NAME(rotate_store_arguments) *of) {
-  const int64_t num_heads = of->num_heads + 2 * of->num_kv_heads;
-  run_items(of->num_tokens, of->num_tokens * num_heads * of->head_dim, NAME(rotate_store_token), of);
-  return 0;
-}
+ITEM_OPERATION(rotate_store, rotate_store_arguments, of->num_tokens,
+               of->num_tokens * (of->num_heads + 2 * of->num_kv_heads) * of->head_dim, rotate_store_token)

@@ -13,11 +13,7 @@ INLINE void NAME(activate)(conv_channels x) {
 #if IS_BFLOAT16 && defined(__AVX512BF16__)
   for (int64_t c = 0; c < CONV_CHANNELS; c += 16) _mm512_storeu_ps(x + c, silu_vector(_mm512_loadu_ps(x + c)));
 #else
-  SIMD for (int64_t c = 0; c < CONV_CHANNELS; c++) {
-    float power = -LOG2_E * x[c];
-    power = power > 126.0f ? 126.0f : power;
-    x[c] = x[c] / (1.0f + power_of_2(power));
-  }
+  SIMD for (int64_t c = 0; c < CONV_CHANNELS; c++) x[c] = times_sigmoid(x[c], -LOG2_E * x[c]);
 #endif
 }
 
@@ -91,8 +87,5 @@ static void NAME(convolve_item)(const void *data, int64_t item) {
   else NAME(convolve_channels)(of, first, CONV_CHANNELS, of->num_taps);
 }
 
-PUBLIC int NAME(short_conv)(const NAME(short_conv_arguments) *of) {
-  const int64_t num_items = (of->num_channels + CONV_CHANNELS - 1) / CONV_CHANNELS;
-  run_items(num_items, count_row_tokens(&of->rows) * of->num_channels * 4, NAME(convolve_item), of);
-  return 0;
-}
+ITEM_OPERATION(short_conv, short_conv_arguments, (of->num_channels + CONV_CHANNELS - 1) / CONV_CHANNELS,
+               count_row_tokens(&of->rows) * of->num_channels * 4, convolve_item)

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,7 +16,7 @@ from scheduler_proc.computing.loading.roles import Models
 from scheduler_proc.computing.loading.target import Target
 from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.report import Report
-from scheduler_proc.computing.runner import NO_PARTS, Publish, Runner, RunnerParts
+from scheduler_proc.computing.runner import Publish, Runner
 from scheduler_proc.computing.step.inputs import Role
 
 Factories = dict[Role, RunnerFactory]
@@ -56,15 +57,13 @@ class LoadedModels:
         store, missing = plan.open_tiers(caches["main"], factories["main"].device, target.place.engine)
         return _join(
             runners,
-            RunnerParts(
-                degraded="; ".join(filter(None, [*degraded, missing])),
-                placement=main.placement.texts | ({"stages": split} if split else {}),
-                page_memory=memory,
-                page_store=store,
-                publish=publish,
-                windows=plan.windows(num_pages),
-                states=plan.states(num_pages),
-            ),
+            degraded="; ".join(filter(None, [*degraded, missing])),
+            placement=main.placement.texts | ({"stages": split} if split else {}),
+            page_memory=memory,
+            page_store=store,
+            publish=publish,
+            windows=plan.windows(num_pages),
+            states=plan.states(num_pages),
         )
 
     def warmed_up(self, report: Report) -> "LoadedModels":
@@ -105,7 +104,10 @@ class LoadedModels:
         return num_pages
 
 
-def _join(runners: Mapping[Role, Runner], parts: RunnerParts = NO_PARTS) -> Runner:
-    """Returns the main model's runner with these parts and the runner that drafts for it, if there is one."""
+def _join(runners: Mapping[Role, Runner], **parts: Any) -> Runner:
+    """Returns the main model's runner with these fields and the runner that drafts for it, if there is one.
+
+    It has the same forward passes, whose captures it keeps.
+    """
     drafting = runners.get("draft") or runners.get("mtp")
-    return runners["main"].with_parts(dataclasses.replace(parts, draft_runner=drafting))
+    return dataclasses.replace(runners["main"], draft_runner=drafting, **parts)

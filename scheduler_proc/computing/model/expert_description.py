@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
+from kernels.arguments.routing import MAX_EXPERTS, Routing
 from messages.errors import BootError
 from scheduler_proc.computing.model.description import (
     BlockDescription,
@@ -14,16 +15,12 @@ from scheduler_proc.computing.model.description import (
 )
 from scheduler_proc.computing.model.parameters import ByColumns, ByRows, Parameter, Split, divide
 
-MAX_EXPERTS = 1024
-"""The C kernels have room for that many scores of a token."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class ExpertMlpDescription(BlockDescription):
+class ExpertMlpDescription(Routing, BlockDescription):
     """Experts of `size` inner values, of which a router chooses `num_chosen` for each token; gated except with `relu2`.
 
-    `is_renormalized`, `score`, the numbers of groups and `share_scale` are those of `kernels.arguments.routes.Routing`;
-    with `has_correction` learned numbers are added to the scores for the choice. `shared`: an MLP of all tokens, whose
+    With `has_correction` learned numbers are added to the scores for the choice. `shared`: an MLP of all tokens, whose
     output is added; with `has_shared_gate` it is first multiplied by the sigmoid of a linear. `has_bias`: all linears
     of the router and the experts have one. `swiglu_alpha` and `swiglu_limit` are those of `swiglu_oai`. `has_scales`:
     the share of a chosen expert is multiplied by a number of its own. `is_on_host`: experts are in the host's memory
@@ -31,15 +28,8 @@ class ExpertMlpDescription(BlockDescription):
     """
 
     num_experts: int
-    num_chosen: int
     size: int
-    is_renormalized: bool
-    score: Literal["softmax", "sigmoid"] = "softmax"
     has_correction: bool = False
-    num_groups: int = 1
-    num_chosen_groups: int = 1
-    num_best_of_group: Literal[1, 2] = 2
-    share_scale: float = 1.0
     shared: DenseMlpDescription | None = None
     has_shared_gate: bool = False
     activation: Literal["silu_gated", "gelu_tanh_gated", "swiglu_oai", "relu2"] = "silu_gated"

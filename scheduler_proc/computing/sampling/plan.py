@@ -129,8 +129,5 @@ def _plain_draws(batch: Batch, temperatures: np.ndarray) -> dict[str, np.ndarray
 
 def _plan_draws(batch: Batch, rows: np.ndarray) -> dict[str, np.ndarray]:
     """Returns how special rows are drawn; `rows` are their indices."""
-    return {
-        "special_temperatures": np.frombuffer(batch.temperatures, np.float32)[rows],
-        "special_seeds": np.frombuffer(batch.seeds, np.int64)[rows],
-        "special_positions": np.frombuffer(batch.sample_positions, np.int64)[rows],
-    }
+    draws = _plain_draws(batch, np.frombuffer(batch.temperatures, np.float32))
+    return {f"special_{name}": column[rows] for name, column in draws.items()}

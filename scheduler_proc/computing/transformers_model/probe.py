@@ -1,7 +1,6 @@
 """Finds out how a model of transformers calls attention: its heads, windows and options, and what no kernel here has.
 
 Transformers gives attention a mask, and a window only as an argument for some of its own kernels. So the window is read
-from scheduler_proc.computing.model.attention_description import AttentionDescription
 from the function that would make the mask.
 
 Shape legend: T tokens, H query heads, G key/value heads, D values per head, Q queries, K keys.

@@ -13,7 +13,7 @@ from kernels.arguments.block_forms import FORMS
 from kernels.arguments.block_rows import BlockRows
 from kernels.arguments.routes import Routes, Routing
 from kernels.gpu import expert_plain_linear as module
-from kernels.operations.dequantize_blocks import dequantize_blocks_reference
+from kernels.operations.dequantize_blocks import dequantize_blocks
 from kernels.operations.expert_codes import planes_experts
 from kernels.operations.expert_linear import plain_experts
 from kernels.operations.experts import combine_experts, gather_rows, route_tokens
@@ -63,7 +63,7 @@ def plain(
 
 def in_planes(form: str, num_experts: int, num_outputs: int, num_inputs: int, device: str) -> tuple[Experts, Tensor]:
     rows = plausible_rows(form, num_experts * num_outputs, num_inputs)
-    values_OI = dequantize_blocks_reference(rows).view(num_experts, num_outputs, num_inputs)
+    values_OI = dequantize_blocks(rows).view(num_experts, num_outputs, num_inputs)
     return partial(planes_experts, make_planes(BlockRows(rows.blocks.to(device), form, num_inputs))), values_OI
 
 

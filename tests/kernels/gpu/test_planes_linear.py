@@ -10,7 +10,7 @@ from kernels.arguments.block_forms import FORMS
 from kernels.arguments.block_rows import BlockRows
 from kernels.arguments.code_planes import CodePlanes
 from kernels.gpu import planes_linear as module
-from kernels.operations.dequantize_blocks import dequantize_blocks_reference
+from kernels.operations.dequantize_blocks import dequantize_blocks
 from kernels.operations.planes_linear import planes_linear
 from tests.kernels.gpu.plausible_blocks import make_planes, plausible_rows
 
@@ -21,7 +21,7 @@ TOLERANCES = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 def make_weight(form: str, num_outputs: int, num_inputs: int, device: str) -> tuple[CodePlanes, Tensor]:
     """Returns the planes of rows and their values in float64."""
     rows = plausible_rows(form, num_outputs, num_inputs)
-    values_OI = dequantize_blocks_reference(rows).double()
+    values_OI = dequantize_blocks(rows).double()
     return make_planes(BlockRows(rows.blocks.to(device), form, num_inputs)), values_OI
 
 

@@ -19,7 +19,7 @@ from kernels.operations.block_linear import (
     pack_block_rows,
     unpack,
 )
-from kernels.operations.dequantize_blocks import dequantize_blocks_reference
+from kernels.operations.dequantize_blocks import dequantize_blocks
 from tests.kernels.each_case import each_case
 from tests.kernels.gpu.plausible_blocks import plausible_rows
 from tests.kernels.operations.block_forms import GOLDEN, random_blocks
@@ -69,7 +69,7 @@ def test_packed_blocks_hold_the_values_of_the_file(form: str) -> None:
         units = rows.blocks.view(-1, FILE_SIZES[form].num_bytes)
         units[:, :4] = torch.randn(len(units), 1).half().float().view(torch.uint8)
     weight = pack((rows, rows.part(slice(20, 53), slice(0, 512))))
-    expected = dequantize_blocks_reference(rows)
+    expected = dequantize_blocks(rows)
     expected = torch.cat((expected, expected[20:53]))
     assert_same_bits(unpack(weight), expected)
     row_T = torch.tensor([102, 0, 69, 70, 33])

@@ -6,7 +6,7 @@ from kernels.arguments.block_forms import FORMS, GGUF_FORMS
 from kernels.arguments.block_rows import BlockRows
 from kernels.operations import code_planes
 from kernels.operations.code_planes import dequantize_planes, take_outputs
-from kernels.operations.dequantize_blocks import dequantize_blocks_reference
+from kernels.operations.dequantize_blocks import dequantize_blocks
 from tests.kernels.each_case import each_case
 from tests.kernels.gpu.plausible_blocks import make_planes, plausible_rows
 from tests.kernels.operations.block_forms import random_blocks
@@ -25,7 +25,7 @@ def test_planes_hold_the_blocks_exactly(form: str, monkeypatch: pytest.MonkeyPat
         rows = plausible_rows(form, 9, num_inputs)
     else:
         rows = BlockRows(random_blocks(form, 9, num_inputs, seed=1), form, num_inputs)
-    planes, expected = make_planes(rows), dequantize_blocks_reference(rows)
+    planes, expected = make_planes(rows), dequantize_blocks(rows)
     assert_same_bits(dequantize_planes(planes), expected)
     output_T = torch.tensor([8, 0, 8])
     assert_same_bits(dequantize_planes(take_outputs(planes, output_T)), expected[output_T])

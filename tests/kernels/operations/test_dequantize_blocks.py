@@ -5,7 +5,7 @@ from torch import Tensor
 
 from kernels.arguments.block_forms import FORMS, GGUF_FORMS
 from kernels.arguments.block_rows import BlockRows
-from kernels.operations.dequantize_blocks import dequantize_blocks_reference, has_finite_scales
+from kernels.operations.dequantize_blocks import dequantize_blocks, has_finite_scales
 from tests.kernels.each_case import each_case
 from tests.kernels.operations.block_forms import GOLDEN, gguf_values, random_blocks
 
@@ -19,22 +19,22 @@ def assert_same_bits(values: Tensor, expected: Tensor) -> None:
 def test_values_are_those_of_the_gguf_package(form: str) -> None:
     golden = load_file(GOLDEN)
     rows = BlockRows(golden[form], form, 256)
-    assert_same_bits(dequantize_blocks_reference(rows), golden[f"{form} values"])
+    assert_same_bits(dequantize_blocks(rows), golden[f"{form} values"])
 
 
 @each_case("form", GGUF_FORMS)
 def test_values_of_random_blocks(form: str) -> None:
     pytest.importorskip("gguf", reason="the values come from the gguf package")
     blocks = random_blocks(form, 64, 1024, seed=1)
-    assert_same_bits(dequantize_blocks_reference(BlockRows(blocks, form, 1024)), gguf_values(form, blocks))
+    assert_same_bits(dequantize_blocks(BlockRows(blocks, form, 1024)), gguf_values(form, blocks))
 
 
 @each_case("form", FORMS)
 def test_rows_may_be_a_part_of_a_larger_tensor(form: str) -> None:
     blocks = random_blocks(form, 4, 512, seed=2)
     half = blocks.shape[1] // 2
-    values = dequantize_blocks_reference(BlockRows(blocks, form, 512))
-    part = dequantize_blocks_reference(BlockRows(blocks[1:3, half:], form, 256))
+    values = dequantize_blocks(BlockRows(blocks, form, 512))
+    part = dequantize_blocks(BlockRows(blocks[1:3, half:], form, 256))
     assert_same_bits(part, values[1:3, 256:].contiguous())
 
 
@@ -54,4 +54,4 @@ def test_scales_that_are_not_finite_are_found(form: str, exponent: int) -> None:
         damaged[2, begin + 1 - FORMS[form].num_bytes] = exponent
         rows = BlockRows(damaged, form, 512)
         assert not has_finite_scales(rows)
-        assert not dequantize_blocks_reference(rows)[2].isfinite().all()
+        assert not dequantize_blocks(rows)[2].isfinite().all()

@@ -47,7 +47,8 @@ def fp8_weight(linear: StoredLinear, scale_ending: str, block: tuple[int, int] |
         if bool((bytes_OI & NAN_CODE == NAN_CODE).any()):
             raise linear.error("weight", "holds NaN")
         scale_ON = scale_OX.repeat_interleave(ceil(of_inputs / size), dim=1)[:, : num_inputs // size].contiguous()
-        return _join(form, num_inputs, scale_ON[:, :, None].view(torch.uint8), bytes_OI.unflatten(1, (-1, size)))
+        parts_ONB = scale_ON[:, :, None].view(torch.uint8), bytes_OI.unflatten(1, (-1, size))
+        return BlockRows(torch.cat(parts_ONB, dim=2).flatten(1), form, num_inputs)
 
     return LinearWeight(form, read)
 
@@ -75,7 +76,3 @@ def nvfp4_weight(bytes_OB: Tensor, scale_OG: Tensor) -> LinearWeight:
 def split_nibbles(bytes_RB: Tensor) -> Tensor:
     """Returns both halves of each byte, the low one first."""
     return torch.stack((bytes_RB & 15, bytes_RB >> 4), dim=-1).flatten(1)
-
-
-def _join(form: str, num_inputs: int, *parts_ONB: Tensor) -> BlockRows:
-    return BlockRows(torch.cat(parts_ONB, dim=2).flatten(1), form, num_inputs)

@@ -9,7 +9,6 @@ expert, I outputs of its first linear.
 
 from torch import Tensor
 
-from kernels.arguments.routes import Routing
 from kernels.operations.experts import all_to_one_expert, combine_experts, gather_rows, route_tokens
 from kernels.operations.swiglu_oai import swiglu_oai
 from scheduler_proc.computing.model.blocks import dense_mlp
@@ -24,15 +23,6 @@ class Block:
     def __init__(self, layer: str, mlp: ExpertMlpDescription, weights: Weights, context: BlockContext):
         self._mlp = mlp
         self._parallel = context.parallel
-        self._routing = Routing(
-            num_chosen=mlp.num_chosen,
-            is_renormalized=mlp.is_renormalized,
-            score=mlp.score,
-            num_groups=mlp.num_groups,
-            num_chosen_groups=mlp.num_chosen_groups,
-            num_best_of_group=mlp.num_best_of_group,
-            scale=mlp.share_scale,
-        )
         self._correction_X = pop_tensor(weights, f"{layer}.router_correction") if mlp.has_correction else None
         self._router = pop_linear(weights, f"{layer}.router")
         self._scales = pop_tensor(weights, f"{layer}.router.scales").float() if mlp.has_scales else None
@@ -99,7 +89,7 @@ class Block:
             return None if fitted is None else fitted.view(num_rows, size)
 
         own = None if room.routes is None else room.routes.view(-1)[logits_TX.numel() + len(normed_TE) :]
-        routes = route_tokens(logits_TX, self._routing, own, self._correction_X, self._scales)
+        routes = route_tokens(logits_TX, mlp, own, self._correction_X, self._scales)
         x_RE = gather_rows(normed_TE, routes, of_rows(room.copies, normed_TE.shape[1]))
         inner_RI = self._linear_in(x_RE, routes, of_rows(room.inner, mlp.in_size))
         gated_RF = self._activate(inner_RI, of_rows(room.gated, mlp.size))

@@ -16,7 +16,7 @@ from kernels.formats.packed import PACKED
 from kernels.formats.plain import PLAIN
 from kernels.operations.layer_norm import layer_norm
 from kernels.operations.packed_linear import has_packed_kernel
-from scheduler_proc.computing.model.blocks.weights import Weights, pop_tensor
+from scheduler_proc.computing.model.blocks.weights import Weights, pop_bias, pop_tensor
 from scheduler_proc.computing.model.description import (
     CLASSIFIER_DENSE,
     CLASSIFIER_NORM,
@@ -76,24 +76,15 @@ def _apply(layers: Sequence[Layer], x: Tensor) -> Tensor:
 
 
 def _make_head(head: ClassifierDescription, weights: Weights) -> list[Layer]:
-    def pop(name: str) -> Tensor | None:
-        return pop_tensor(weights, name) if name in weights else None
+    def pop(name: str) -> tuple[Tensor, Tensor | None]:
+        return pop_tensor(weights, f"{name}.weight"), pop_bias(weights, name)
 
     layers: list[Layer] = []
     if head.activation is not None:
-        layers.append(
-            _make_layer(
-                pop_tensor(weights, f"{CLASSIFIER_DENSE}.weight"), pop(f"{CLASSIFIER_DENSE}.bias"), head.activation
-            )
-        )
+        layers.append(_make_layer(*pop(CLASSIFIER_DENSE), head.activation))
     if head.norm is not None:
-        layers.append(
-            _make_norm(pop_tensor(weights, f"{CLASSIFIER_NORM}.weight"), pop(f"{CLASSIFIER_NORM}.bias"), head.norm.eps)
-        )
-    return [
-        *layers,
-        _make_layer(pop_tensor(weights, f"{CLASSIFIER_OUT}.weight"), pop(f"{CLASSIFIER_OUT}.bias"), "identity"),
-    ]
+        layers.append(_make_norm(*pop(CLASSIFIER_NORM), head.norm.eps))
+    return [*layers, _make_layer(*pop(CLASSIFIER_OUT), "identity")]
 
 
 def _make_layer(weight_OI: Tensor, bias_O: Tensor | None, activation: str) -> Layer:

@@ -31,7 +31,7 @@ def pop_tensor(weights: Weights, name: str) -> Tensor:
 
 def pop_linear(weights: Weights, name: str, activation: GeluKind | None = None) -> StepLinear:
     """Returns the linear layer `name`, with its bias if it has one, followed by the GELU that `activation` names."""
-    weight, bias_O = weights.pop(f"{name}.weight"), _pop_bias(weights, name)
+    weight, bias_O = weights.pop(f"{name}.weight"), pop_bias(weights, name)
     linear = weight.linear(bias_O, activation)
     if activation is None:
         return _of_step(name, linear)
@@ -43,13 +43,13 @@ def pop_experts(weights: Weights, name: str, parallel: ParallelGroup = ALONE) ->
 
     With several ranks their inputs are divided; their outputs are to be summed, and one rank has the biases.
     """
-    weight, bias_O = weights.pop(f"{name}.weight"), _pop_bias(weights, name)
+    weight, bias_O = weights.pop(f"{name}.weight"), pop_bias(weights, name)
     return weight.experts(None if parallel.rank else bias_O, parallel if parallel.size > 1 else None)
 
 
 def pop_row_parallel(weights: Weights, name: str, parallel: ParallelGroup) -> StepLinear:
     """Returns the linear layer `name`, whose inputs are divided among the ranks; all ranks get the sum."""
-    weight, bias_O = weights.pop(f"{name}.weight"), _pop_bias(weights, name)
+    weight, bias_O = weights.pop(f"{name}.weight"), pop_bias(weights, name)
     if parallel.size == 1:
         return _of_step(name, weight.linear(bias_O, None))
     return _of_step(name, weight.row_parallel(None if parallel.rank else bias_O, parallel.all_reduce, parallel.size))
@@ -77,6 +77,7 @@ def _of_step(
     return compute
 
 
-def _pop_bias(weights: Weights, name: str) -> Tensor | None:
+def pop_bias(weights: Weights, name: str) -> Tensor | None:
+    """Returns the bias of the layer `name`, `None` if it has none."""
     bias = weights.pop(f"{name}.bias", None)
     return None if bias is None else bias.stored

@@ -18,7 +18,6 @@ DEFAULTS = HfConfig(
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config = DEFAULTS.overridden(hf_config)
     attention = llama.describe_attention(hf_config, has_bias=hf_config.flag("attention_bias", False))
     ropes = {WINDOW: attention.rope, WHOLE_CONTEXT: None}
     attentions = describe_kinds(hf_config, attention, max_model_len, period=4, ropes=ropes)
@@ -33,4 +32,4 @@ def list_sources(model: ModelDescription) -> list[Source]:
     return glm4.with_interleaved_heads(llama.list_sources(model, norms=NORMS), model)
 
 
-FAMILY = llama.FAMILY.like("Cohere2ForCausalLM", "cohere2", describe, list_sources)
+FAMILY = llama.FAMILY.like("Cohere2ForCausalLM", "cohere2", describe, list_sources, defaults=DEFAULTS)

@@ -12,7 +12,6 @@ DEFAULTS = HfConfig(
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config = DEFAULTS.overridden(hf_config)
     hf_config.choice("moe_layer_freq", [1], 1)
     hf_config.choice("scoring_func", ["softmax"], "softmax")
     hf_config.refuse_flag("norm_topk_prob", "supported is false")
@@ -23,4 +22,4 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     return llama.describe_model(hf_config, [latent.describe_attention(hf_config)] * len(mlps), mlps)
 
 
-FAMILY = llama.FAMILY.like("DeepseekV2ForCausalLM", "deepseek_v2", describe, latent.list_sources)
+FAMILY = llama.FAMILY.like("DeepseekV2ForCausalLM", "deepseek_v2", describe, latent.list_sources, defaults=DEFAULTS)

@@ -9,7 +9,6 @@ DEFAULTS = HfConfig({"first_k_dense_replace": 0})
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config = DEFAULTS.overridden(hf_config)
     mlps = glm4_moe.describe_mlps(hf_config)
     read_kinds(hf_config, [WHOLE_CONTEXT] * len(mlps), [WHOLE_CONTEXT])
     has_bias = hf_config.flag("attention_bias", False)
@@ -17,4 +16,4 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     return llama.describe_model(hf_config, [attention] * len(mlps), mlps)
 
 
-FAMILY = glm4_moe.FAMILY.like("Dots1ForCausalLM", "dots1", describe)
+FAMILY = glm4_moe.FAMILY.like("Dots1ForCausalLM", "dots1", describe, defaults=DEFAULTS)

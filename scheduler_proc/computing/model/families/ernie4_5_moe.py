@@ -17,7 +17,6 @@ NAMES = ExpertNames(shared="shared_experts", correction="moe_statics.e_score_cor
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config = DEFAULTS.overridden(hf_config)
     hf_config.refuse_flag("use_bias", "biases are not supported")
     size, num_shared = hf_config.count("moe_intermediate_size"), hf_config.count("moe_num_shared_experts", 2, least=0)
     dense = llama.describe_dense_mlp(hf_config)
@@ -59,4 +58,4 @@ def _mlp_sources(name: str, layer: str, mlp: MlpDescription, hidden: int) -> lis
     ]
 
 
-FAMILY = llama.FAMILY.like("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", describe, list_sources)
+FAMILY = llama.FAMILY.like("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", describe, list_sources, defaults=DEFAULTS)

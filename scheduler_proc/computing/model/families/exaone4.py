@@ -9,7 +9,6 @@ DEFAULTS = HfConfig({"rms_norm_eps": 1e-5})
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config = DEFAULTS.overridden(hf_config)
     attention = llama.describe_attention(hf_config, has_qk_norm=True)
     has_windows = hf_config.optional_count("sliding_window")
     ropes = {WINDOW: attention.rope, WHOLE_CONTEXT: None if has_windows else attention.rope}
@@ -17,4 +16,4 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     return llama.describe_model(hf_config, attentions, norms=olmo2.NORMS)
 
 
-FAMILY = olmo2.FAMILY.like("Exaone4ForCausalLM", "exaone4", describe)
+FAMILY = olmo2.FAMILY.like("Exaone4ForCausalLM", "exaone4", describe, defaults=DEFAULTS)

@@ -29,7 +29,6 @@ class FalconH1Description(ModelDescription):
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config = DEFAULTS.overridden(hf_config)
     for bias in ("attention_bias", "mamba_proj_bias", "projectors_bias", "mlp_bias"):
         hf_config.refuse_flag(bias, "supported are linear layers without biases")
     model = llama.describe(hf_config, max_model_len)
@@ -41,16 +40,9 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     factor = hf_config.number("attention_in_multiplier", 1.0) ** 2 * hf_config.number("key_multiplier", 1.0)
     mixers = replace(attention, scale=attention.scale * factor), mamba
     layers = tuple(replace(layer, mixers=mixers) for layer in model.layers)
-    return FalconH1Description(
-        vocab_size=model.vocab_size,
-        hidden_size=model.hidden_size,
-        layers=layers,
-        final_norm=model.final_norm,
-        has_tied_head=model.has_tied_head,
-        embedding_scale=hf_config.number("embedding_multiplier", 1.0),
-        logit_scale=hf_config.number("lm_head_multiplier", 1.0),
-        factors=_read_factors(hf_config, mamba),
-    )
+    scales = [hf_config.number(f"{name}_multiplier", 1.0) for name in ("embedding", "lm_head")]
+    model = replace(model, layers=layers, embedding_scale=scales[0], logit_scale=scales[1])
+    return FalconH1Description(**vars(model), factors=_read_factors(hf_config, mamba))
 
 
 def _read_factors(hf_config: HfConfig, mamba: MambaDescription) -> Mapping[str, RowFactors]:
@@ -81,4 +73,4 @@ def list_sources(model: ModelDescription) -> list[Source]:
     return [replace(source, change=model.factors.get(source.name.split(".")[-2])) for source in sources]
 
 
-FAMILY = llama.FAMILY.like("FalconH1ForCausalLM", "falcon_h1", describe, list_sources)
+FAMILY = llama.FAMILY.like("FalconH1ForCausalLM", "falcon_h1", describe, list_sources, defaults=DEFAULTS)

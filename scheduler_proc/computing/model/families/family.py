@@ -10,6 +10,7 @@ from scheduler_proc.computing.model.description import ModelDescription
 from scheduler_proc.computing.model.parameters import Shape
 
 HEAD_NAME = "lm_head.weight"
+NO_FIELDS = HfConfig({})
 TOWERS = re.compile(
     r"(model\.)?(visual|vision_(tower|model|encoder)|audio_tower|embed_(vision|audio)|multi_modal_projector|connector|"
     r"mm_projector|mlp1|image_newline)(\..*)?"
@@ -159,11 +160,19 @@ class Family(TensorNames):
         model_types: str,
         describe: Describe,
         list_sources: ListSources | None = None,
+        defaults: HfConfig = NO_FIELDS,
         **others: Any,
     ) -> "Family":
-        """Returns the family of these names, separated by spaces, that has everything else in common with this one."""
+        """Returns the family of these names, separated by spaces, that has everything else in common with this one.
+
+        `defaults`: the values of fields that config.json may lack.
+        """
+
+        def with_defaults(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
+            return describe(defaults.overridden(hf_config), max_model_len)
+
         names = {"architectures": tuple(architectures.split()), "model_types": tuple(model_types.split())}
-        return replace(self, **names, describe=describe, list_sources=list_sources or self.list_sources, **others)
+        return replace(self, **names, describe=with_defaults, list_sources=list_sources or self.list_sources, **others)
 
 
 def embedding_source(name: str, model: ModelDescription) -> Source:

@@ -29,7 +29,6 @@ DEFAULTS = HfConfig(
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config = DEFAULTS.overridden(hf_config)
     softcap = hf_config.optional_number("attn_logit_softcapping")
     return describe_gemma(hf_config, max_model_len, read_ropes(hf_config), period=2, softcap=softcap)
 
@@ -59,4 +58,4 @@ def describe_gemma(
     return replace(model, embedding_scale=norm.size**0.5, rounds_embedding_scale=True, logit_softcap=logit_softcap)
 
 
-FAMILY = llama.FAMILY.like("Gemma2ForCausalLM", "gemma2", describe, partial(llama.list_sources, norms=NORMS))
+FAMILY = llama.FAMILY.like("Gemma2ForCausalLM", "gemma2", describe, partial(llama.list_sources, norms=NORMS), DEFAULTS)

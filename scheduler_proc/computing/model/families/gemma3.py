@@ -25,7 +25,6 @@ DEFAULTS = HfConfig(
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config = DEFAULTS.overridden(hf_config)
     if softcap := hf_config.optional_number("attn_logit_softcapping"):
         raise hf_config.refuse("attn_logit_softcapping", softcap, "Gemma 3 has no capped scores")
     is_encoder = hf_config.flag("use_bidirectional_attention", False)
@@ -38,4 +37,4 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     return replace(model, layers=tuple(llama.with_attention(layer, sees_spans=True) for layer in model.layers))
 
 
-FAMILY = gemma2.FAMILY.like("Gemma3ForCausalLM", "gemma3_text", describe)
+FAMILY = gemma2.FAMILY.like("Gemma3ForCausalLM", "gemma3_text", describe, defaults=DEFAULTS)

@@ -50,7 +50,6 @@ DEFAULTS = HfConfig(
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config = DEFAULTS.overridden(hf_config)
     if hf_config.text("use_bidirectional_attention", "vision") != "vision":
         raise hf_config.refuse("use_bidirectional_attention", "all", "tokens cannot attend to later ones")
     hf_config.choice("hidden_activation", [gemma2.ACTIVATION], gemma2.ACTIVATION)
@@ -207,5 +206,6 @@ FAMILY = llama.FAMILY.like(
     "gemma4_text",
     describe,
     list_sources,
+    DEFAULTS,
     ignored=re.compile(f"{SHARED}|lm_head\\.weight"),
 )

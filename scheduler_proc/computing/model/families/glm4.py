@@ -24,7 +24,6 @@ NORMS = {
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config = DEFAULTS.overridden(hf_config)
     attention = llama.describe_attention(hf_config, has_qkv_bias=hf_config.flag("attention_bias", True))
     return llama.describe_model(hf_config, [attention] * hf_config.num_layers, norms=NORMS)
 
@@ -45,4 +44,4 @@ def with_interleaved_heads(sources: list[Source], model: ModelDescription) -> li
     ]
 
 
-FAMILY = llama.FAMILY.like("Glm4ForCausalLM", "glm4", describe, list_sources)
+FAMILY = llama.FAMILY.like("Glm4ForCausalLM", "glm4", describe, list_sources, defaults=DEFAULTS)

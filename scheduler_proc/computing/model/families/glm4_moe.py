@@ -15,7 +15,6 @@ NAMES = ExpertNames(shared="shared_experts")
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config = DEFAULTS.overridden(hf_config)
     has_bias, has_norm = hf_config.flag("attention_bias", False), hf_config.flag("use_qk_norm", False)
     attention = llama.describe_attention(hf_config, has_qkv_bias=has_bias, has_qk_norm=has_norm)
     return llama.describe_model(hf_config, [attention] * hf_config.num_layers, describe_mlps(hf_config))
@@ -41,10 +40,10 @@ def describe_experts(hf_config: HfConfig, num_shared: int) -> ExpertMlpDescripti
         has_correction=True,
         num_groups=hf_config.count("n_group", 1),
         num_chosen_groups=hf_config.count("topk_group", 1),
-        share_scale=hf_config.number("routed_scaling_factor", 1.0),
+        scale=hf_config.number("routed_scaling_factor", 1.0),
         shared=DenseMlpDescription(size=num_shared * size, activation="silu_gated") if num_shared else None,
     )
 
 
 list_sources = partial(llama.list_sources, mlp_sources=sources_with(NAMES))
-FAMILY = qwen3_moe.FAMILY.like("Glm4MoeForCausalLM", "glm4_moe", describe, list_sources)
+FAMILY = qwen3_moe.FAMILY.like("Glm4MoeForCausalLM", "glm4_moe", describe, list_sources, defaults=DEFAULTS)

@@ -18,7 +18,6 @@ NAMES = ExpertNames(router="router", fused=FusedExperts(is_interleaved=True, is_
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config = DEFAULTS.overridden(hf_config)
     hf_config.choice("hidden_act", ["silu"], "silu")
     experts = ExpertMlpDescription(
         num_experts=hf_config.count("num_local_experts"),
@@ -45,4 +44,4 @@ def _attention_sources(name: str, layer: str, attention: AttentionDescription, h
     return [*llama.attention_sources(name, layer, attention, hidden), sinks]
 
 
-FAMILY = llama.FAMILY.like("GptOssForCausalLM", "gpt_oss", describe, list_sources)
+FAMILY = llama.FAMILY.like("GptOssForCausalLM", "gpt_oss", describe, list_sources, defaults=DEFAULTS)

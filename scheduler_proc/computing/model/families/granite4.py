@@ -16,8 +16,7 @@ DEFAULTS = HfConfig(
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config, num_experts = DEFAULTS.overridden(hf_config), "num_local_experts"
-    if hf_config.count(num_experts, least=0):
+    if hf_config.count("num_local_experts", least=0):
         model = granitemoe.describe(hf_config, max_model_len)
     else:
         size = HfConfig({"intermediate_size": hf_config.count("shared_intermediate_size")})
@@ -40,4 +39,4 @@ def list_sources(model: ModelDescription) -> list[Source]:
     return llama.list_sources(model, granitemoe.mlp_sources) + mamba2.mamba_sources(model, "mamba")
 
 
-FAMILY = llama.FAMILY.like("GraniteMoeHybridForCausalLM", "granitemoehybrid", describe, list_sources)
+FAMILY = llama.FAMILY.like("GraniteMoeHybridForCausalLM", "granitemoehybrid", describe, list_sources, DEFAULTS)

@@ -51,7 +51,7 @@ def _describe_mlps(hf_config: HfConfig, num_layers: int) -> list[MlpDescription]
         is_renormalized=hf_config.flag("norm_topk_prob", True),
         score="sigmoid",
         has_correction=hf_config.flag("use_expert_bias", True),
-        share_scale=hf_config.number("routed_scaling_factor", 1.0),
+        scale=hf_config.number("routed_scaling_factor", 1.0),
     )
     num_dense = min(num_layers, hf_config.count("num_dense_layers", 2, least=0))
     return [*[llama.describe_dense_mlp(hf_config)] * num_dense, *[experts] * (num_layers - num_dense)]
@@ -65,17 +65,14 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     kinds = [WHOLE_CONTEXT if index in attending else CONV for index in range(num_layers)]
     kinds = read_kinds(hf_config, kinds, (WHOLE_CONTEXT, CONV))
     attention = llama.describe_attention(hf_config, has_qk_norm=True)
-    model = llama.describe_model(hf_config, [attention] * num_layers, _describe_mlps(hf_config, num_layers))
     conv = ShortConvDescription(
-        size=model.hidden_size,
+        size=hf_config.count("hidden_size"),
         num_taps=hf_config.count("conv_L_cache", 3, most=8, least=2),
         has_bias=hf_config.flag("conv_bias", False),
     )
-    layers = (
-        replace(layer, mixers=(conv,)) if kind == CONV else layer
-        for kind, layer in zip(kinds, model.layers, strict=True)
-    )
-    return replace(model, layers=tuple(layers), has_tied_head=tied)
+    mixers = [conv if kind == CONV else attention for kind in kinds]
+    model = llama.describe_model(hf_config, mixers, _describe_mlps(hf_config, num_layers))
+    return replace(model, has_tied_head=tied)
 
 
 def list_sources(model: ModelDescription) -> list[Source]:

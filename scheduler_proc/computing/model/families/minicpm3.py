@@ -13,7 +13,6 @@ DEFAULTS = HfConfig(
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config = DEFAULTS.overridden(hf_config)
     num_layers = hf_config.num_layers
     update_scale = (hf_config.optional_number("scale_depth") or num_layers**0.5) / num_layers**0.5
     attention = replace(latent.describe_attention(hf_config), has_neighbour_pairs=False)
@@ -28,4 +27,4 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     )
 
 
-FAMILY = llama.FAMILY.like("MiniCPM3ForCausalLM", "minicpm3", describe, latent.list_sources)
+FAMILY = llama.FAMILY.like("MiniCPM3ForCausalLM", "minicpm3", describe, latent.list_sources, defaults=DEFAULTS)

@@ -27,7 +27,6 @@ log = logging.getLogger("sluice.mistral4")
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config = DEFAULTS.overridden(hf_config)
     attention, parameters = latent.describe_attention(hf_config), hf_config.section("rope_parameters") or HfConfig({})
     if growth := parameters.optional_number("llama_4_scaling_beta"):
         rope = replace(attention.rope, query_growth=growth, original_max_positions=parameters.count(ORIGINAL))
@@ -42,4 +41,4 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     return llama.describe_model(hf_config, [attention] * len(mlps), mlps)
 
 
-FAMILY = llama.FAMILY.like("Mistral4ForCausalLM", "mistral4", describe, latent.list_sources)
+FAMILY = llama.FAMILY.like("Mistral4ForCausalLM", "mistral4", describe, latent.list_sources, defaults=DEFAULTS)

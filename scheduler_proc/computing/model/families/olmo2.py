@@ -13,7 +13,6 @@ DEFAULTS = HfConfig({"rms_norm_eps": 1e-5})
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config = DEFAULTS.overridden(hf_config)
     return llama.describe_model(hf_config, [describe_attention(hf_config)] * hf_config.num_layers, norms=NORMS)
 
 
@@ -23,4 +22,4 @@ def describe_attention(hf_config: HfConfig) -> AttentionDescription:
     return replace(attention, norms_whole_qk=True)
 
 
-FAMILY = llama.FAMILY.like("Olmo2ForCausalLM", "olmo2", describe, partial(llama.list_sources, norms=NORMS))
+FAMILY = llama.FAMILY.like("Olmo2ForCausalLM", "olmo2", describe, partial(llama.list_sources, norms=NORMS), DEFAULTS)

@@ -9,10 +9,9 @@ DEFAULTS = HfConfig({"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "sliding_win
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config = DEFAULTS.overridden(hf_config)
     attention, ropes = olmo2.describe_attention(hf_config), read_ropes(hf_config)
     attentions = describe_kinds(hf_config, attention, max_model_len, period=4, ropes=ropes)
     return llama.describe_model(hf_config, attentions, norms=olmo2.NORMS)
 
 
-FAMILY = olmo2.FAMILY.like("Olmo3ForCausalLM", "olmo3", describe)
+FAMILY = olmo2.FAMILY.like("Olmo3ForCausalLM", "olmo3", describe, defaults=DEFAULTS)

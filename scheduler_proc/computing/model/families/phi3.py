@@ -17,7 +17,6 @@ DEFAULTS = HfConfig({"rms_norm_eps": 1e-5, ORIGINAL: 4096})
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config = DEFAULTS.overridden(hf_config)
     window = llama.fit_window(hf_config.optional_count("sliding_window"), max_model_len)
     attention = replace(llama.describe_attention(hf_config), window=window)
     return llama.describe_model(hf_config, [attention] * hf_config.num_layers)
@@ -42,4 +41,4 @@ def _attention_sources(name: str, layer: str, attention: AttentionDescription, h
     ]
 
 
-FAMILY = llama.FAMILY.like("Phi3ForCausalLM", "phi3", describe, list_sources)
+FAMILY = llama.FAMILY.like("Phi3ForCausalLM", "phi3", describe, list_sources, defaults=DEFAULTS)

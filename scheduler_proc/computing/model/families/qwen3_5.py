@@ -10,9 +10,8 @@ SECTIONS = 11, 11, 10
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config = qwen3_next.DEFAULTS.overridden(hf_config)
     model = qwen3_next.describe_hybrid(hf_config, [llama.describe_dense_mlp(hf_config)] * hf_config.num_layers)
     return with_axes(model, hf_config, SECTIONS, is_interleaved=True)
 
 
-FAMILY = qwen3_next.FAMILY.like("Qwen3_5ForCausalLM", "qwen3_5_text", describe)
+FAMILY = qwen3_next.FAMILY.like("Qwen3_5ForCausalLM", "qwen3_5_text", describe, defaults=qwen3_next.DEFAULTS)

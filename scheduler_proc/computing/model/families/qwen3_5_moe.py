@@ -9,11 +9,10 @@ from scheduler_proc.computing.model.families.rope import with_axes
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config = qwen3_next.DEFAULTS.overridden(hf_config)
     hf_config.choice("hidden_act", ["silu"], "silu")
     experts = replace(qwen2_moe.describe_experts(hf_config), is_renormalized=True)
     model = qwen3_next.describe_hybrid(hf_config, [experts] * hf_config.num_layers)
     return with_axes(model, hf_config, qwen3_5.SECTIONS, is_interleaved=True)
 
 
-FAMILY = qwen3_next.FAMILY.like("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", describe)
+FAMILY = qwen3_next.FAMILY.like("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", describe, defaults=qwen3_next.DEFAULTS)

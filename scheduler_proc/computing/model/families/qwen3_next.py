@@ -31,7 +31,6 @@ MTP_NAMES = MtpNames(
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config = DEFAULTS.overridden(hf_config)
     experts = qwen2_moe.describe_experts(hf_config)
     return describe_hybrid(hf_config, qwen3_moe.alternate(hf_config, experts))
 
@@ -44,15 +43,11 @@ def describe_hybrid(hf_config: HfConfig, mlps: Sequence[MlpDescription]) -> Mode
     attention = llama.describe_attention(hf_config, has_bias=hf_config.flag("attention_bias", False))
     qk_norm = replace(norm, size=attention.head_dim)
     attention = replace(attention, qk_norm=qk_norm, has_gate=True)
-    model = llama.describe_model(hf_config, [attention] * len(mlps), mlps, norm)
     recurrent, period = describe_delta(hf_config), hf_config.count("full_attention_interval", 4)
     default = [RECURRENT if index % period else WHOLE_CONTEXT for index in range(1, len(mlps) + 1)]
     kinds = read_kinds(hf_config, default, (RECURRENT, WHOLE_CONTEXT))
-    layers = (
-        replace(layer, mixers=(recurrent,)) if kind == RECURRENT else layer
-        for layer, kind in zip(model.layers, kinds, strict=True)
-    )
-    return replace(model, layers=tuple(layers))
+    mixers = [recurrent if kind == RECURRENT else attention for kind in kinds]
+    return llama.describe_model(hf_config, mixers, mlps, norm)
 
 
 def describe_delta(hf_config: HfConfig) -> GatedDeltaDescription:
@@ -140,6 +135,7 @@ FAMILY = llama.FAMILY.like(
     "qwen3_next",
     describe,
     list_sources,
+    DEFAULTS,
     ignored=re.compile(r"lm_head\.weight|mtp\..*"),
     mtp_tensor=MTP_NAMES.join,
 )

@@ -10,7 +10,6 @@ DEFAULTS = HfConfig({"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embe
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config = DEFAULTS.overridden(hf_config)
     hf_config.refuse_flag("use_sliding_window", "windows in SmolLM3 are not supported")
     model = llama.describe(hf_config, max_model_len)
     interval = hf_config.count("no_rope_layer_interval", 4)
@@ -25,4 +24,4 @@ def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
     return replace(model, layers=tuple(layers))
 
 
-FAMILY = llama.FAMILY.like("SmolLM3ForCausalLM", "smollm3", describe)
+FAMILY = llama.FAMILY.like("SmolLM3ForCausalLM", "smollm3", describe, defaults=DEFAULTS)

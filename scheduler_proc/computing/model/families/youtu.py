@@ -8,9 +8,8 @@ DEFAULTS = HfConfig({**deepseek_v3.LATENTS, "tie_word_embeddings": True})
 
 
 def describe(hf_config: HfConfig, max_model_len: int) -> ModelDescription:
-    hf_config = DEFAULTS.overridden(hf_config)
     attention = latent.describe_attention(hf_config)
     return llama.describe_model(hf_config, [attention] * hf_config.num_layers)
 
 
-FAMILY = llama.FAMILY.like("YoutuForCausalLM", "youtu", describe, latent.list_sources)
+FAMILY = llama.FAMILY.like("YoutuForCausalLM", "youtu", describe, latent.list_sources, defaults=DEFAULTS)

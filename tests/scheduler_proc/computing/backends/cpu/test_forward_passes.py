@@ -29,7 +29,7 @@ from scheduler_proc.computing.model.description import (
 from scheduler_proc.computing.model.gated_delta_description import GatedDeltaDescription
 from scheduler_proc.computing.model.sharding import Shard
 from scheduler_proc.computing.placement import Placement
-from scheduler_proc.computing.runner import Runner, RunnerParts, StatePool
+from scheduler_proc.computing.runner import Runner, StatePool
 from scheduler_proc.computing.step.rows import StepRows
 from scheduler_proc.computing.step.shapes import StepLimits
 from tests.checkpoints import VOCAB_SIZE, build_checkpoint, make_config
@@ -129,7 +129,7 @@ def load_described(model: ModelDescription) -> Runner:
     limits, states = StepLimits(8, 64, 6, features=features), StatePool(8, 1)
     cache = allocate_cache(model, 64, 16, placement, num_states=states.num_slots)
     passes = CpuForwardPasses(decoder, cache, device, limits)
-    return Runner(decoder, device, passes, limits, cache.num_pages, RunnerParts(states=states))
+    return Runner(decoder, device, passes, limits, cache.num_pages, states=states)
 
 
 def alternating_model() -> ModelDescription:
