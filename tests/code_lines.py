@@ -27,7 +27,7 @@ PLACES: dict[str, tuple[str, ...]] = {
 }
 """Where each begins; the longest prefix of a file's path decides."""
 
-BUDGET = 80_707
+BUDGET = 80_560
 """The most lines of code, of core and extras together. A commit that changes it contains nothing else, and gives the
 reason, and what was taken out instead."""
 
