@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -31,6 +32,9 @@ COMPILED_NOT_KEPT = "PYTHONDONTWRITEBYTECODE"
 
 NUM_LINES_SHOWN = 40
 
+OpenProcess = Callable[..., Any]
+"""Starts a launcher as `subprocess.Popen` does, and returns an object with the parts of it that are used here."""
+
 
 class ServerProcess:
     """A running launcher, of the code in `root` if given. `log` holds its last lines, with the seconds since the start.
@@ -39,12 +43,19 @@ class ServerProcess:
     program, whatever else runs; its threads of low priority then wait only for its own.
     """
 
-    def __init__(self, arguments: Sequence[str], root: Path | None = None, *, has_own_session: bool = False):
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        root: Path | None = None,
+        *,
+        has_own_session: bool = False,
+        open_process: OpenProcess = subprocess.Popen,
+    ):
         self.run_dir = RunDir(Path(tempfile.mkdtemp(prefix="sluice-bench-", dir="/tmp")))
         self.log: collections.deque[tuple[float, str]] = collections.deque(maxlen=20_000)
         self.begin_s = time.monotonic()
         launch = [sys.executable, str(root / "launch.py")] if root else LAUNCH
-        self._process = subprocess.Popen(
+        self._process: subprocess.Popen[str] = open_process(
             [*launch, *OWN_FLAGS, "--run-dir", str(self.run_dir.path), *arguments],
             cwd=root or ROOT,
             env={name: value for name, value in os.environ.items() if name != COMPILED_NOT_KEPT},
@@ -117,9 +128,11 @@ class ServerProcess:
 
 
 @contextmanager
-def started_server(arguments: Sequence[str], deadline_s: float) -> Iterator[tuple[ServerProcess, Target]]:
+def started_server(
+    arguments: Sequence[str], deadline_s: float, open_process: OpenProcess = subprocess.Popen
+) -> Iterator[tuple[ServerProcess, Target]]:
     """A ready server, stopped at the end whatever happens."""
-    server = ServerProcess(arguments)
+    server = ServerProcess(arguments, open_process=open_process)
     try:
         yield server, server.wait_until_ready(deadline_s)
     finally:

@@ -1,13 +1,15 @@
 """Real servers for the tests of the whole ring: some per session, others per module with other flags."""
 
 import contextlib
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks.server_process import ServerProcess
+from benchmarks.server_process import OpenProcess, ServerProcess
 from messages.config.scheduling import SchedulingConfig
+from tests.fork_host import ForkHost
 from tests.ring.bad_inputs import MAX_BODY_MB
 from tests.ring.client import ADMIN_KEY, BARD, BARD_DIR, RingClient
 from tests.tiny_llama import write_tiny_llama
@@ -46,8 +48,8 @@ Start = Callable[..., RingClient]
 
 
 @contextlib.contextmanager
-def starting() -> Iterator[Start]:
-    """Gives a function that starts a server on a model directory with flags.
+def starting(open_process: OpenProcess = subprocess.Popen) -> Iterator[Start]:
+    """Gives a function that starts a server on a model directory with flags, by default as users do.
 
     At the end no process may hold anything of a request, and all must exit with 0.
     """
@@ -56,7 +58,8 @@ def starting() -> Iterator[Start]:
 
     def start(model_dir: Path, *flags: str) -> RingClient:
         own = ("--cpu-threads", "1", "--no-standby", "--restart-hold-s", str(HOLD_S), *CHEAP)
-        server = ServerProcess(["--model", str(model_dir), *own, *flags], has_own_session=True)
+        arguments = ["--model", str(model_dir), *own, *flags]
+        server = ServerProcess(arguments, has_own_session=True, open_process=open_process)
         servers.append(server)
         target = server.wait_until_ready(READY_TIMEOUT_S)
         clients.append(RingClient(f"http://{target.host}:{target.port}", server.run_dir))
@@ -71,9 +74,23 @@ def starting() -> Iterator[Start]:
     assert exit_codes == [0] * len(servers), [server.log_text() for server in servers]
 
 
+@pytest.fixture(scope="session")
+def fork_host() -> Iterator[ForkHost]:
+    """Forks servers, in a seventh of the CPU time of a start."""
+    with ForkHost() as host:
+        yield host
+
+
 @pytest.fixture(scope="module")
-def start_ring() -> Iterator[Start]:
-    """Like `starting`, for the servers of one module."""
+def start_ring(fork_host: ForkHost) -> Iterator[Start]:
+    """Like `starting`, for the servers of one module. Their processes are forks, as those of `--models`."""
+    with starting(fork_host.open) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def launch_ring() -> Iterator[Start]:
+    """Like `start_ring`, by `launch.py`: for modules that concern starts, standbys or the memory of processes."""
     with starting() as start:
         yield start
 

@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from benchmarks.server_process import ROOT, started_server
+from benchmarks.server_process import ROOT, OpenProcess, started_server
 from messages.control.admin import Done, RestartProcess
 from supervisor.client.admin_client import AdminClient
 from tests.ring.chaos import QUESTIONS
@@ -269,9 +270,9 @@ def connect(ring: RingClient) -> httpx.AsyncClient:
 
 
 @contextmanager
-def serving(model: str, flags: Sequence[str]) -> Iterator[RingClient]:
+def serving(model: str, flags: Sequence[str], open_process: OpenProcess) -> Iterator[RingClient]:
     arguments = ["--model", model, *FLAGS, *(model if flag == "MODEL" else flag for flag in flags)]
-    with started_server(arguments, READY_TIMEOUT_S) as (server, target):
+    with started_server(arguments, READY_TIMEOUT_S, open_process) as (server, target):
         try:
             yield RingClient(f"http://{target.host}:{target.port}", server.run_dir)
         except BaseException:
@@ -302,16 +303,22 @@ def compare(got: Sequence[Reply], expected: Sequence[Reply], requests: Sequence[
     return lines
 
 
-def check(model: str, names: Sequence[str], flags: Sequence[str], requests: Sequence[Request]) -> dict[str, list[str]]:
+def check(
+    model: str,
+    names: Sequence[str],
+    flags: Sequence[str],
+    requests: Sequence[Request],
+    open_process: OpenProcess = subprocess.Popen,
+) -> dict[str, list[str]]:
     """Returns the differences by way."""
     found: dict[str, list[str]] = {}
-    with serving(model, flags) as ring:
+    with serving(model, flags, open_process) as ring:
         expected = asyncio.run(alone(Run(ring, requests)))
     of_flags: dict[tuple[str, ...], list[str]] = {}
     for name in names:
         of_flags.setdefault(WAYS[name][0], []).append(name)
     for more, ways in of_flags.items():
-        with serving(model, (*flags, *more)) as ring:
+        with serving(model, (*flags, *more), open_process) as ring:
             for name in ways:
                 begin_s = time.monotonic()
                 found[name] = compare(asyncio.run(WAYS[name][1](Run(ring, requests))), expected, requests)

@@ -19,9 +19,9 @@ BUSY_FLAGS = ("--stall-s", "30")
 
 
 @pytest.fixture(scope="module")
-def ring(tmp_path_factory: pytest.TempPathFactory, start_ring: Any) -> RingClient:
+def ring(tmp_path_factory: pytest.TempPathFactory, launch_ring: Any) -> RingClient:
     model_dir = make_vision_model("idefics3", tmp_path_factory.mktemp("model") / "tiny")
-    return start_ring(model_dir, *FLAGS, *IMAGE_FLAGS, *BUSY_FLAGS)
+    return launch_ring(model_dir, *FLAGS, *IMAGE_FLAGS, *BUSY_FLAGS)
 
 
 def test_every_stream_is_exact(ring: RingClient):

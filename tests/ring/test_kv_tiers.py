@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.fork_host import ForkHost
 from tests.ring.client import ADMIN_KEY, OPERATOR, TIMEOUT_S, RingClient
 from tests.ring.conftest import starting
 from tests.ring.model_ring import wait_for
@@ -39,10 +40,12 @@ def explain_all(ring: RingClient) -> dict[str, Any] | None:
     return explained if explained["hit_tokens"] + explained["tier_tokens"]["disk"] == ALL_PAGES else None
 
 
-def test_pages_on_disk_are_found_after_an_eviction_and_by_the_next_server(tiny_checkpoint: Path, tmp_path: Path):
+def test_pages_on_disk_are_found_after_an_eviction_and_by_the_next_server(
+    tiny_checkpoint: Path, tmp_path: Path, fork_host: ForkHost
+):
     flags = ("--dtype", "float32", "--num-pages", "17", "--admin-key", ADMIN_KEY)
     disk = ("--kv-disk", str(tmp_path), "--kv-disk-gb", "0.1")
-    with starting() as start:
+    with starting(fork_host.open) as start:
         ring = start(tiny_checkpoint, *flags, *disk)
         texts: list[str] = []
         for prompt in PROMPTS:
@@ -59,7 +62,7 @@ def test_pages_on_disk_are_found_after_an_eviction_and_by_the_next_server(tiny_c
         again = ring.generate(PROMPTS[0], max_tokens=6, ignore_eos=True)
         assert (again.text, again.usage["cached_tokens"]) == (texts[0], ALL_PAGES)
         wait_for_metric(ring, "sluice_kv_tier_hit_pages_total", on_disk // 16)
-    with starting() as start:
+    with starting(fork_host.open) as start:
         ring = start(tiny_checkpoint, *flags, *disk)
         later = ring.generate(PROMPTS[0], max_tokens=6, ignore_eos=True)
         assert (later.text, later.usage["cached_tokens"]) == (texts[0], ALL_PAGES)

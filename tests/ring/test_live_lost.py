@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from benchmarks.server_process import ServerProcess
+from tests.fork_host import ForkHost
 from tests.ring.browser import require_browser
 from tests.ring.client import ADMIN_KEY, OPERATOR, TIMEOUT_S
 from tests.ring.conftest import CHEAP, READY_TIMEOUT_S
@@ -20,10 +21,10 @@ GATE = "[...['gate', 'main', 'key-form']].map(id => document.getElementById(id).
 
 
 @pytest.fixture
-def server(tiny_checkpoint: Path) -> Iterator[ServerProcess]:
+def server(tiny_checkpoint: Path, fork_host: ForkHost) -> Iterator[ServerProcess]:
     keys = ("--api-key", "sk-client", "--admin-key", ADMIN_KEY)
     flags = ("--model", str(tiny_checkpoint), "--dtype", "float32", "--cpu-threads", "1", "--no-standby")
-    server = ServerProcess([*flags, *keys, *CHEAP])
+    server = ServerProcess([*flags, *keys, *CHEAP], open_process=fork_host.open)
     try:
         yield server
     finally:

@@ -21,8 +21,8 @@ FIELD = re.compile(r"^(Pss|Pss_Anon|Pss_File): +(\d+) kB", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
-def ring(start_ring: Any) -> RingClient:
-    return start_ring(BARD_DIR, "--kv-populate", "background", "--kv-cache-memory-gb", "1")
+def ring(launch_ring: Any) -> RingClient:
+    return launch_ring(BARD_DIR, "--kv-populate", "background", "--kv-cache-memory-gb", "1")
 
 
 def list_processes(ring: RingClient) -> ProcessList:

@@ -14,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.server_process import ServerProcess
+from tests.fork_host import ForkHost
 from tests.ring.client import RingClient
 from tests.ring.test_inject import inject
 
@@ -146,7 +147,7 @@ def test_faults_are_refused_without_the_flag(ring: RingClient):
     assert ring.status("scheduler")["pid"] == pid
 
 
-def test_keys_and_tls_through_the_launcher(tiny_checkpoint: Path, tmp_path: Path):
+def test_keys_and_tls_through_the_launcher(tiny_checkpoint: Path, tmp_path: Path, fork_host: ForkHost):
     cert, key, keys = (tmp_path / name for name in ("cert.pem", "key.pem", "keys"))
     keys.write_text(f"{KEY}\n")
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
@@ -156,7 +157,8 @@ def test_keys_and_tls_through_the_launcher(tiny_checkpoint: Path, tmp_path: Path
     except FileNotFoundError:
         pytest.skip("needs openssl, to make a certificate")
     flags = ["--ssl-certfile", str(cert), "--ssl-keyfile", str(key), "--api-key", f"@{keys}"]
-    server = ServerProcess(["--model", str(tiny_checkpoint), "--cpu-threads", "1", "--dtype", "float32", *flags])
+    arguments = ["--model", str(tiny_checkpoint), "--cpu-threads", "1", "--dtype", "float32", *flags]
+    server = ServerProcess(arguments, open_process=fork_host.open)
     try:
         url = wait_for_address(server)
         with httpx.Client(base_url=url, verify=ssl.create_default_context(cafile=str(cert)), timeout=30) as client:

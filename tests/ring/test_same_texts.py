@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks.server_process import ROOT
+from tests.fork_host import ForkHost
 from tests.ring.same_texts import KINDS, check, make_requests
 
 pytestmark = pytest.mark.ring
@@ -13,6 +14,6 @@ FLAGS = ("--kv-cache-memory-gb", "0.25", "--no-standby")
 
 
 @pytest.mark.skipif(not any(MODEL.glob("*.gguf")), reason="the chat model was not fetched")
-def test_every_reply_is_that_of_a_run_alone() -> None:
+def test_every_reply_is_that_of_a_run_alone(fork_host: ForkHost) -> None:
     way = "engines-killed"
-    assert check(str(MODEL), [way], FLAGS, make_requests(len(KINDS), TOKENS)) == {way: []}
+    assert check(str(MODEL), [way], FLAGS, make_requests(len(KINDS), TOKENS), fork_host.open) == {way: []}

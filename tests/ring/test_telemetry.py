@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.server_process import ServerProcess
 from tests.extras.tracing.collector import Collector, values
+from tests.fork_host import ForkHost
 from tests.frontend.frontend_run import InThread, wait_until
 from tests.ring.client import TIMEOUT_S, RingClient, body
 
@@ -47,13 +48,14 @@ def post(url: str, request_id: str, **headers: str) -> httpx.Response:
 
 
 @pytest.fixture(scope="module")
-def reported(tiny_checkpoint: Path) -> Iterator[tuple[Collector, Told]]:
+def reported(tiny_checkpoint: Path, fork_host: ForkHost) -> Iterator[tuple[Collector, Told]]:
     """A server that served a request, another while its detokenizer died, and one that is not sampled."""
     reported = Told()
     with Collector() as collector:
         flags = ["--model", str(tiny_checkpoint), "--cpu-threads", "1", "--dtype", "float32"]
         server = ServerProcess(
-            [*flags, "--tokenizer-workers", "2", "--log-format", "json", "--otlp-endpoint", collector.address]
+            [*flags, "--tokenizer-workers", "2", "--log-format", "json", "--otlp-endpoint", collector.address],
+            open_process=fork_host.open,
         )
         try:
             target = server.wait_until_ready(READY_TIMEOUT_S)
