@@ -238,7 +238,7 @@ def test_a_rank_ends_where_its_step_fails(tmp_path: Path, monkeypatch: pytest.Mo
         raise MemoryError("no room")
 
     with ranks_of(tmp_path, 2, tmp_path / "ranks") as (leader, _):
-        monkeypatch.setattr(leader, "_publish", fail)
+        monkeypatch.setattr(leader, "publish", fail)
         with pytest.raises(SystemExit, match="a step failed on rank 0: MemoryError"):
             run_step(leader, 0, [(Row(0, PROMPTS[0].copy(), 1, pages=[0]), 1)], 16)
 
