@@ -14,7 +14,7 @@ from tests.vision_models import make_vision_model
 pytestmark = pytest.mark.ring
 
 SECONDS = 8.0
-BUSY_FLAGS = ("--stall-s", "30")
+BUSY_FLAGS = ("--stall-s", "30", "--hang-timeout-s", "6")
 """Progress may take longer than by default on a busy machine."""
 
 
