@@ -47,10 +47,10 @@ def load_tokenizer(
             raise FileNotFoundError(f"no {TOKENIZER_JSON}, nor any other file of a tokenizer")
         _keep_torch_out()
         transformers = import_transformers()  # takes 60 MB, which tokenizer.json saves
-        load = transformers.AutoTokenizer.from_pretrained
-        loaded = load(directory, local_files_only=True, trust_remote_code=False)
+        loaded = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         backend = getattr(loaded, "backend_tokenizer", None)
-        return from_transformers(loaded) if backend is None else from_json(backend)
+        is_own = isinstance(backend, import_module("tokenizers").Tokenizer)
+        return from_json(backend) if is_own else from_transformers(loaded)
     except BootError:
         raise
     except BaseException as error:  # plain `Exception` for most bad files; a panic is not an Exception

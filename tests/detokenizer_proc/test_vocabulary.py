@@ -1,5 +1,6 @@
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import transformers  # imports torch, which the code below must not do
@@ -8,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from detokenizer_proc.decoders import ByteLevelDecoder, Decoder
 from detokenizer_proc.vocabulary import byte_level_alphabet, load_vocabulary, vocabulary_of
 from messages.errors import BootError
+from runtime import tokenizer_files
 from tests.detokenizer_proc.tiny_tokenizers import characters
 
 
@@ -54,6 +56,16 @@ def test_vocabulary_and_merges_without_a_tokenizer_json(tmp_path: Path) -> None:
     decoder = load_vocabulary(str(tmp_path), 256).open_decoder(True)
     assert isinstance(decoder, ByteLevelDecoder)
     assert text_of(decoder, list("né\n".encode())) == "né\n"
+
+
+def test_a_backend_of_another_kind_is_not_taken_for_a_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vocab.json").write_text("{}", encoding="ascii")
+    loaded = SimpleNamespace(backend_tokenizer=object())
+    library = SimpleNamespace(AutoTokenizer=SimpleNamespace(from_pretrained=lambda *_, **__: loaded))
+    monkeypatch.setattr(tokenizer_files, "import_transformers", lambda: library)
+    assert tokenizer_files.load_tokenizer(str(tmp_path), lambda _: None, lambda found: found) is loaded
 
 
 @pytest.mark.parametrize(("skip_special_tokens", "text"), [(True, "hé€ " * 20), (False, "hé€ </s>" * 20)])
