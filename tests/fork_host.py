@@ -13,16 +13,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from extras.models.host import MODULES, warm_caches
+from extras.models.host import prepare
 from messages.config.server import Config, ModelFacts
 from runtime.extras import load_parts, load_sections
 from runtime.forked_process import fork
-from scheduler_proc.computing.torch_import import import_torch
 from supervisor.run import launch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -143,12 +141,9 @@ def _fork(command: Sequence[str], env: Mapping[str, str], has_own_session: bool,
 
 
 def main() -> int:
-    import_torch()
-    for module in MODULES:
-        import_module(module)
     load_sections()
     load_parts(Config(facts=ModelFacts()), "frontend")
-    warm_caches()
+    prepare()
     gc.collect()
     gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as requests:

@@ -145,8 +145,11 @@ def _directory_names(entries: Iterable[ModelEntry]) -> dict[str, str]:
     return names
 
 
-def warm_caches() -> None:
-    """Computes once what every model's server would."""
+def prepare() -> None:
+    """Imports and computes once what every model's server would."""
+    import_torch()
+    for module in MODULES:
+        import_module(module)
     library_versions()
     kinds = [msgspec.Struct]
     for kind in kinds:
@@ -158,11 +161,8 @@ def warm_caches() -> None:
 def serve(link: ProcessLink) -> None:
     """Starts and ends models' servers until the process is stopped."""
     link.phase("importing torch")
-    import_torch()
-    for module in MODULES:
-        import_module(module)
     load_parts(link.config, "frontend")
-    warm_caches()
+    prepare()
     if not link.stand_by():
         return
     host = Host(link)
